@@ -1,0 +1,35 @@
+# Every header must compile alone, and twice in one file, with the host compiler and with nvcc.
+#   header_checks  each .hpp with the host compiler, and one file that includes them all (clang-tidy reads that one)
+#   nvcc_checks    each .hpp and .cuh with nvcc, and tests/nvcc_core.cu; needs LOOKAHEAD_NVCC_CHECKS
+
+function(generate_header_sources output extension)
+  set(sources "")
+  set(all "")
+  foreach(header IN LISTS ARGN)
+    cmake_path(RELATIVE_PATH header BASE_DIRECTORY ${PROJECT_SOURCE_DIR}/include OUTPUT_VARIABLE path)
+    string(MAKE_C_IDENTIFIER ${path} name)
+    set(source ${CMAKE_CURRENT_BINARY_DIR}/headers/${name}.${extension})
+    file(CONFIGURE OUTPUT ${source} CONTENT "#include \"${path}\"\n#include \"${path}\"\n")
+    list(APPEND sources ${source})
+    string(APPEND all "#include \"${path}\"\n")
+  endforeach()
+  set(source ${CMAKE_CURRENT_BINARY_DIR}/headers/every_header.${extension})
+  file(CONFIGURE OUTPUT ${source} CONTENT "${all}")
+  set(${output} ${sources} ${source} PARENT_SCOPE)
+endfunction()
+
+generate_header_sources(header_sources cpp ${lookahead_headers})
+add_library(header_checks OBJECT EXCLUDE_FROM_ALL ${header_sources})
+target_link_libraries(header_checks PRIVATE lookahead::lookahead lookahead_warnings Threads::Threads)
+
+option(LOOKAHEAD_NVCC_CHECKS "Add the target nvcc_checks (needs the CUDA toolkit)" OFF)
+if(LOOKAHEAD_NVCC_CHECKS)
+  enable_language(CUDA)
+  file(GLOB_RECURSE cuda_headers CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/include/*.cuh)
+  generate_header_sources(header_sources cu ${lookahead_headers} ${cuda_headers})
+  add_library(nvcc_checks OBJECT EXCLUDE_FROM_ALL ${header_sources} ${PROJECT_SOURCE_DIR}/tests/nvcc_core.cu)
+  target_link_libraries(nvcc_checks PRIVATE lookahead::lookahead)
+  # The standard is named here because CMake 3.25 drops CUDA_STANDARD 20 in silence. -Wpedantic cannot be asked for: the
+  # host code that nvcc writes is not pedantic.
+  target_compile_options(nvcc_checks PRIVATE -std=c++20 -Werror=all-warnings -Xcompiler=-Wall,-Wextra,-Wconversion,-Werror)
+endif()
