@@ -1,13 +1,17 @@
 // The oracle models: what they compute, and that they catch every breach of the rules that they are meant to catch.
+#include <algorithm>
+#include <cmath>
 #include <cstdint>
-#include <cstring>
 #include <doctest/doctest.h>
 #include <functional>
 #include <random>
 #include <set>
+#include <span>
 #include <string>
 #include <tuple>
 #include <vector>
+
+#include "no_alloc.hpp"
 
 #include "lookahead/model.hpp"
 #include "lookahead/testing/oracle_model.hpp"
@@ -208,8 +212,11 @@ TEST_CASE("forward refuses trees that contradict the rules of TokenTree") {
     check_fault(forward, "row 5 at position 10 has parent 1: the pending chain is not one chain", 5, 10);
   }
   SUBCASE("a second first row") {
-    f.tree.add(-1, 30);
-    f.tree.depth[7] = 1;
+    f.tree.add(1, 30);
+    f.tree.parent[7] = -1;
+    f.tree.position[7] = 8;
+    f.flip(7, 0);
+    f.flip(7, 1);
     check_fault(forward, "row 7 at position 8 has parent -1: the pending chain is not one chain", 7, 8);
   }
   SUBCASE("a root outside the tree") {
@@ -548,6 +555,27 @@ TEST_CASE("forks are independent and have no results") {
   CHECK(f.model.context_size() == 11);
   CHECK(fork.context_size() == 3);
   CHECK(chain_answer(fork, prompt) == chain_answer(f.model, prompt));
+}
+
+TEST_CASE("a step allocates nothing") {
+  Fixture f;
+  f.model.forward(f.tree.view());
+  (void)f.model.logits(1);
+  std::int32_t best[8];
+  const Path path{0, 1, 2, 3, 4};
+  const std::size_t before = allocation_count();
+  for (int step = 0; step < 10; ++step) {
+    f.model.forward(f.tree.view());
+    (void)f.model.next_token(2);
+    (void)f.model.top_tokens(4, best);
+    (void)f.model.logits(6);
+    f.model.commit(path);
+    f.model.truncate(0);
+    f.model.prefill(prompt);
+  }
+  CHECK(allocation_count() == before);
+  (void)f.model.fork();
+  CHECK(allocation_count() > before);
 }
 
 TEST_CASE("plain decoding stops at end tokens, the limit and the last slot") {
