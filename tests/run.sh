@@ -39,7 +39,7 @@ note_skip() {
   if [ "${CI:-}" = true ]; then note_failure "$1 (a skip fails where CI=true)"; fi
 }
 
-# step NAME COMMAND...: runs the command, counts it, and returns its status.
+# step NAME COMMAND...: runs the command and counts it.
 step() {
   local name=$1 start=$SECONDS
   shift
@@ -50,7 +50,6 @@ step() {
     echo "== $name: ok, $((SECONDS - start)) s"
   else
     note_failure "$name"
-    return 1
   fi
 }
 
@@ -80,11 +79,13 @@ run_tests() {
   rm -f "$junit"
   "${no_aslr[@]}" ctest --preset "$preset" -j "$jobs" --output-junit "$junit"
   local status=$?
-  local total bad skips
-  attribute() { grep -om 1 "\b$1=\"[0-9]*\"" "$junit" 2>/dev/null | grep -o '[0-9]*' || echo 0; }
-  total=$(attribute tests) bad=$(attribute failures) skips=$(($(attribute skipped) + $(attribute disabled)))
-  passed=$((passed + total - bad - skips))
-  if [ "$status" -ne 0 ]; then
+  cases_with() { grep "^[[:space:]]*<$1" "$junit" 2>/dev/null | wc -l; }
+  local good skips bad
+  good=$(cases_with 'testcase .* status="run"')
+  skips=$(cases_with 'skipped message="SKIP_RETURN_CODE')
+  bad=$(($(cases_with 'testcase ') - good - skips))
+  passed=$((passed + good))
+  if [ "$status" -ne 0 ] || [ "$bad" -gt 0 ]; then
     note_failure "$name"
     if [ "$bad" -gt 1 ]; then failed=$((failed + bad - 1)); fi
   fi
@@ -120,7 +121,7 @@ no_aslr=()
 setarch -R true 2>/dev/null && no_aslr=(setarch -R)
 
 for preset in $presets; do
-  step "build $preset" build "$preset" || continue
+  step "build $preset" build "$preset" # Whatever could be built is tested all the same.
   if [ "$presets" = gcc ]; then run_tests quick "test $preset"; else run_tests "$preset" "test $preset"; fi
 done
 
