@@ -328,7 +328,7 @@ TEST_CASE("unwanted and stale rows cannot be read") {
 
 TEST_CASE("commit takes a path and nothing else") {
   Fixture f;
-  const auto commit = [&](Path path) {
+  const auto commit = [&](const Path& path) {
     return [&f, path] {
       f.model.forward(f.tree.view());
       f.model.commit(path);
