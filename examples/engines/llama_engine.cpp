@@ -1,0 +1,555 @@
+#include "engines/llama_engine.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <string>
+#include <thread>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "engines/kernels.hpp"
+#include "engines/workers.hpp"
+
+#include "lookahead/errors.hpp"
+
+namespace lookahead::engines {
+namespace {
+
+constexpr int default_context = 4096, most_rows = 4096, most_threads = 256;
+constexpr std::int64_t most_width = 1 << 16, most_layers = 1024;
+
+std::size_t size(int n) { return static_cast<std::size_t>(n); }
+
+/// Zeroed floats on a cache line; pages cost nothing until they are touched.
+class Floats {
+ public:
+  Floats() = default;
+  explicit Floats(std::size_t n) : memory_(static_cast<float*>(std::calloc(n + 16, sizeof(float))), &std::free) {
+    if (memory_ == nullptr) throw std::bad_alloc();
+    data_ = memory_.get() + (64 - reinterpret_cast<std::uintptr_t>(memory_.get()) % 64) % 64 / sizeof(float);
+  }
+  [[nodiscard]] float* operator+(std::size_t i) const { return data_ + i; }
+
+ private:
+  std::unique_ptr<float, decltype(&std::free)> memory_{nullptr, &std::free};
+  float* data_ = nullptr;
+};
+
+struct Layer {
+  const float *attention_norm, *feed_norm;
+  Matrix query, key, value, output, gate, up, down;
+};
+
+/// What a file says about a model, checked: shapes fit, nothing is missing, nothing is left over.
+struct Weights {
+  explicit Weights(const GgufFile& source);
+
+  GgufFile file;
+  int width = 0, heads = 0, key_heads = 0, head = 0, feed = 0, rope = 0, context = 0, vocabulary = 0;
+  float epsilon = 0;
+  double frequency_base = 0;
+  Matrix embedding, output;
+  const float *output_norm = nullptr, *frequency_factors = nullptr;
+  std::vector<Layer> layers;
+
+ private:
+  int count(const char* key, std::optional<std::int64_t> otherwise, std::int64_t most) const {
+    const std::string name = std::string("llama.") + key;
+    const auto value = file.integer(name);
+    if (!value && !otherwise) file.fail("lacks the key '" + name + "'; convert the model again");
+    const std::int64_t n = value.value_or(otherwise.value_or(0));
+    if (n < 1 || n > most)
+      file.fail("key '" + name + "' is " + std::to_string(n) + "; 1 to " + std::to_string(most) +
+                " are supported; use another model");
+    return static_cast<int>(n);
+  }
+
+  const GgufTensor& tensor(const std::string& name, int columns, int rows) {
+    const GgufTensor* t = file.find(name);
+    if (t == nullptr) file.fail("lacks the tensor '" + name + "'; convert the model again");
+    if (t->shape != std::array<std::size_t, 4>{size(columns), size(rows), 1, 1})
+      file.fail("tensor '" + name + "' has shape [" + std::to_string(t->shape[0]) + ", " + std::to_string(t->shape[1]) +
+                ", " + std::to_string(t->shape[2]) + ", " + std::to_string(t->shape[3]) + "], but the keys say [" +
+                std::to_string(columns) + ", " + std::to_string(rows) + ", 1, 1]; convert the model again");
+    used_.insert(t->name);
+    return *t;
+  }
+
+  Matrix matrix(const std::string& name, int columns, int rows) {
+    const GgufTensor& t = tensor(name, columns, rows);
+    return {t.data.data(), t.type, rows, columns};
+  }
+
+  const float* vector(const std::string& name, int n) {
+    const GgufTensor& t = tensor(name, n, 1);
+    if (t.type != WeightType::f32)
+      file.fail("tensor '" + name + "' is " + weight_type_name(t.type) + "; it must be F32; convert the model again");
+    return reinterpret_cast<const float*>(t.data.data());  // aligned: offsets are multiples of 8
+  }
+
+  std::unordered_set<std::string_view> used_;
+};
+
+Weights::Weights(const GgufFile& source) : file(source) {
+  const auto architecture = file.text("general.architecture");
+  if (architecture != "llama")
+    file.fail("has the architecture '" + std::string(architecture.value_or("(none)").substr(0, 64)) +
+              "'; 'llama' is supported; use another model");
+  width = count("embedding_length", {}, most_width);
+  feed = count("feed_forward_length", {}, most_width);
+  context = count("context_length", {}, std::int64_t{1} << 30);
+  const int blocks = count("block_count", {}, most_layers);
+  heads = count("attention.head_count", {}, width);
+  key_heads = count("attention.head_count_kv", heads, heads);
+  if (heads % key_heads != 0)
+    file.fail("has " + std::to_string(heads) + " heads for " + std::to_string(key_heads) +
+              " key heads, which must divide them; use another model");
+  head = count("attention.key_length", std::max(width / heads, 1), width);
+  rope = count("rope.dimension_count", head, head);
+  if (count("attention.value_length", head, width) != head || heads * std::int64_t{head} > most_width || rope % 2 != 0)
+    file.fail("has heads of " + std::to_string(head) + " with " + std::to_string(rope) +
+              " rotated; keys and values of one length, at most " + std::to_string(most_width) +
+              " in all heads, and an even number of rotated ones are supported; use another model");
+  const double stored_epsilon = file.number("llama.attention.layer_norm_rms_epsilon").value_or(-1);
+  frequency_base = file.number("llama.rope.freq_base").value_or(10000);
+  if (!(stored_epsilon >= 0 && stored_epsilon <= 1) || !(frequency_base >= 1 && frequency_base <= 1e12))
+    file.fail(
+        "needs 'llama.attention.layer_norm_rms_epsilon' from 0 to 1 and 'llama.rope.freq_base' from 1 to 1e12; "
+        "convert the model again");
+  epsilon = static_cast<float>(stored_epsilon);
+  if (file.text("llama.rope.scaling.type").value_or("none") != "none")
+    file.fail("scales its rotary positions ('llama.rope.scaling.type'), which is not supported; use another model");
+
+  const GgufTensor* table = file.find("token_embd.weight");
+  const std::size_t tokens = table == nullptr ? 1 : table->shape[1];
+  if (tokens > 1U << 24U)
+    file.fail("has " + std::to_string(tokens) + " tokens; at most 16777216 are supported; use another model");
+  vocabulary = static_cast<int>(tokens);
+  embedding = matrix("token_embd.weight", width, vocabulary);
+  output = file.find("output.weight") != nullptr ? matrix("output.weight", width, vocabulary) : embedding;
+  output_norm = vector("output_norm.weight", width);
+  if (file.find("rope_freqs.weight") != nullptr) frequency_factors = vector("rope_freqs.weight", rope / 2);
+  for (int i = 0; i < blocks; ++i) {
+    const std::string block = "blk." + std::to_string(i) + ".";
+    Layer& layer = layers.emplace_back();
+    layer.attention_norm = vector(block + "attn_norm.weight", width);
+    layer.query = matrix(block + "attn_q.weight", width, heads * head);
+    layer.key = matrix(block + "attn_k.weight", width, key_heads * head);
+    layer.value = matrix(block + "attn_v.weight", width, key_heads * head);
+    layer.output = matrix(block + "attn_output.weight", heads * head, width);
+    layer.feed_norm = vector(block + "ffn_norm.weight", width);
+    layer.gate = matrix(block + "ffn_gate.weight", width, feed);
+    layer.up = matrix(block + "ffn_up.weight", width, feed);
+    layer.down = matrix(block + "ffn_down.weight", feed, width);
+  }
+  for (const GgufTensor& t : file.tensors())
+    if (!used_.contains(t.name))
+      file.fail("has the tensor '" + std::string(t.name.substr(0, 64)) +
+                "', which is no part of a Llama model; results would be wrong without it; use another model");
+}
+
+int bounded(int value, int least, int most, const char* option) {
+  if (value < least || value > most)
+    throw InvalidArgument(std::string("LlamaOptions::") + option + " is " + std::to_string(value) + "; give " +
+                          std::to_string(least) + " to " + std::to_string(most));
+  return value;
+}
+
+}  // namespace
+
+struct LlamaEngine::State {
+  State(std::shared_ptr<const Weights> model, const LlamaOptions& given);
+
+  std::shared_ptr<const Weights> weights;
+  LlamaOptions options;  ///< resolved: nothing is 0
+  const Kernels& kernels = portable_kernels();
+  Workers workers;
+  int blocks = 0;  ///< key blocks of a cached head
+  int tile = 1;    ///< rows of an attention task
+  std::size_t context_size = 0;
+
+  // The cache: keys [layer][key head][block][head][key_block], so that neighbouring positions fill a vector; values
+  // [layer][key head][position][head]. The rows of the latest step lie behind the context, row r at context_size + r.
+  Floats keys, values;
+  Floats rope_table;  ///< [context][rope / 2][cos, sin]
+
+  // One row of each per row of a step.
+  Floats x, normed, query, key, value, attended, hidden, up, delta, logits;
+  std::vector<int> length;     ///< rows that a row sees
+  std::vector<int> logit_row;  ///< row -> its place in `logits`, -1 where it has none
+  std::vector<std::int32_t> step_parents;
+  int step_rows = 0, step_root = -1;
+
+  struct Scratch {
+    Floats queries, scores, sums;
+    std::vector<int> path;
+  };
+  std::vector<Scratch> scratch;  ///< [thread]
+
+  void check_tokens(std::span<const token_type> tokens) const;
+  void evaluate(std::span<const token_type> tokens, const TokenTree<token_type>* tree);
+  void store(int layer, int row);
+  void attend(int layer, int key_head, int first_row, int last_row, const TokenTree<token_type>* tree,
+              Scratch& s) const;
+  void move_row(int from, int to) const;
+  [[nodiscard]] const float* logits_of(int row) const;
+
+  float* key_blocks(int layer, int key_head) const {
+    return keys + size(layer * weights->key_heads + key_head) * size(blocks) * size(weights->head) * key_block;
+  }
+  float* value_rows(int layer, int key_head) const {
+    return values + size(layer * weights->key_heads + key_head) * size(blocks) * key_block * size(weights->head);
+  }
+
+  /// Cuts the outputs of matrices into tasks, the same ones whatever the number of rows.
+  template <class Task>
+  void for_outputs(int outputs, Task task) {
+    const int piece = std::clamp((outputs / (workers.size() * 4) + 7) / 8 * 8, 8, 256);
+    workers.run((outputs + piece - 1) / piece,
+                [&](int i, int) { task(i * piece, std::min((i + 1) * piece, outputs)); });
+  }
+};
+
+LlamaEngine::State::State(std::shared_ptr<const Weights> model, const LlamaOptions& given)
+    : weights(std::move(model)),
+      options{given.context == 0 ? std::min(weights->context, default_context)
+                                 : bounded(given.context, 1, weights->context, "context"),
+              bounded(given.max_rows, 1, most_rows, "max_rows"),
+              given.threads == 0 ? std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 1, most_threads)
+                                 : bounded(given.threads, 1, most_threads, "threads")},
+      workers(options.threads),
+      blocks((options.context + key_block - 1) / key_block) {
+  const Weights& w = *weights;
+  const int group = w.heads / w.key_heads;
+  tile = std::max(1, 16 / group);
+  const std::size_t cached = w.layers.size() * size(w.key_heads) * size(w.head) * size(blocks) * key_block;
+  keys = Floats(cached);
+  values = Floats(cached);
+
+  rope_table = Floats(size(options.context) * size(w.rope));
+  for (int i = 0; i < w.rope / 2; ++i) {
+    double frequency = std::pow(w.frequency_base, -2.0 * i / w.rope);
+    if (w.frequency_factors != nullptr) frequency /= static_cast<double>(w.frequency_factors[i]);
+    for (int p = 0; p < options.context; ++p) {
+      float* const out = rope_table + (size(p) * size(w.rope) + 2 * size(i));
+      out[0] = static_cast<float>(std::cos(p * frequency));
+      out[1] = static_cast<float>(std::sin(p * frequency));
+    }
+  }
+
+  const std::size_t rows = size(options.max_rows);
+  x = Floats(rows * size(w.width));
+  normed = Floats(rows * size(w.width));
+  delta = Floats(rows * size(w.width));
+  query = Floats(rows * size(w.heads * w.head));
+  attended = Floats(rows * size(w.heads * w.head));
+  key = Floats(rows * size(w.key_heads * w.head));
+  value = Floats(rows * size(w.key_heads * w.head));
+  hidden = Floats(rows * size(w.feed));
+  up = Floats(rows * size(w.feed));
+  logits = Floats(rows * size(w.vocabulary));
+  length.resize(rows);
+  logit_row.assign(rows, -1);
+  step_parents.resize(rows);
+  for (int t = 0; t < workers.size(); ++t) {
+    Scratch& s = scratch.emplace_back();
+    s.queries = Floats(size(tile * group * w.head));
+    s.scores = Floats(size(tile * group) * size(blocks) * key_block);
+    s.sums = Floats(size(tile * group));
+    s.path.resize(rows);
+  }
+}
+
+void LlamaEngine::State::check_tokens(std::span<const token_type> tokens) const {
+  for (const token_type t : tokens)
+    if (t < 0 || t >= weights->vocabulary)
+      throw InvalidArgument("token " + std::to_string(t) + " is outside the vocabulary of " +
+                            std::to_string(weights->vocabulary) + "; use the tokenizer of this model");
+}
+
+/// Runs the rows of a step through the model and leaves their keys and values behind the context. Without a tree they
+/// are a chain and no logits are computed.
+void LlamaEngine::State::evaluate(std::span<const token_type> tokens, const TokenTree<token_type>* tree) {
+  const Weights& w = *weights;
+  const int rows = static_cast<int>(tokens.size());
+  const std::size_t width = size(w.width), queries = size(w.heads * w.head), feed = size(w.feed);
+  for (int r = 0; r < rows; ++r) {
+    const int parent = tree == nullptr ? r - 1 : tree->parents()[size(r)];
+    length[size(r)] = parent < 0 ? 1 : length[size(parent)] + 1;
+    step_parents[size(r)] = parent;
+    logit_row[size(r)] = -1;
+  }
+  const std::span<const std::int32_t> wanted = tree == nullptr ? std::span<const std::int32_t>{} : tree->wanted();
+
+  workers.run(rows, [&](int r, int) {
+    kernels.decode(w.embedding, tokens[size(r)], x + size(r) * width);
+    kernels.normalise(x + size(r) * width, w.layers[0].attention_norm, w.epsilon, w.width, normed + size(r) * width);
+  });
+  for (std::size_t l = 0; l < w.layers.size(); ++l) {
+    const Layer& layer = w.layers[l];
+    const int i = static_cast<int>(l);
+    for_outputs(layer.query.outputs + 2 * layer.key.outputs, [&](int first, int last) {
+      // Queries, keys and values are one row of outputs; a task may touch more than one of them.
+      int begin = 0;
+      for (const auto& [matrix, out] :
+           {std::pair(&layer.query, query + 0), std::pair(&layer.key, key + 0), std::pair(&layer.value, value + 0)}) {
+        const int end = begin + matrix->outputs;
+        if (first < end && last > begin)
+          kernels.multiply(*matrix, std::max(first, begin) - begin, std::min(last, end) - begin, normed + 0, width,
+                           rows, out, size(matrix->outputs));
+        begin = end;
+      }
+    });
+    workers.run(rows, [&](int r, int) { store(i, r); });
+    if (l + 1 == w.layers.size() && wanted.empty()) return;  // nothing reads the rest
+
+    const int tiles = (rows + tile - 1) / tile;
+    workers.run(tiles * w.key_heads, [&](int task, int thread) {
+      const int first = task / w.key_heads * tile;
+      attend(i, task % w.key_heads, first, std::min(first + tile, rows), tree, scratch[size(thread)]);
+    });
+    for_outputs(layer.output.outputs, [&](int first, int last) {
+      kernels.multiply(layer.output, first, last, attended + 0, queries, rows, delta + 0, width);
+    });
+    const auto add_and_normalise = [&](const float* norm) {
+      workers.run(rows, [&](int r, int) {
+        float* const to = x + size(r) * width;
+        const float* const more = delta + size(r) * width;
+        for (std::size_t c = 0; c < width; ++c) to[c] += more[c];
+        kernels.normalise(to, norm, w.epsilon, w.width, normed + size(r) * width);
+      });
+    };
+    add_and_normalise(layer.feed_norm);
+    for_outputs(w.feed, [&](int first, int last) {
+      kernels.multiply(layer.gate, first, last, normed + 0, width, rows, hidden + 0, feed);
+      kernels.multiply(layer.up, first, last, normed + 0, width, rows, up + 0, feed);
+      for (int r = 0; r < rows; ++r)
+        kernels.gate(hidden + (size(r) * feed + size(first)), up + (size(r) * feed + size(first)), last - first);
+    });
+    for_outputs(w.width, [&](int first, int last) {
+      kernels.multiply(layer.down, first, last, hidden + 0, feed, rows, delta + 0, width);
+    });
+    add_and_normalise(l + 1 < w.layers.size() ? w.layers[l + 1].attention_norm : w.output_norm);
+  }
+
+  // The wanted rows alone meet the output matrix: they move together at the front, which never overtakes a source.
+  for (std::size_t n = 0; n < wanted.size(); ++n) {
+    logit_row[size(wanted[n])] = static_cast<int>(n);
+    if (size(wanted[n]) != n) std::memcpy(normed + n * width, normed + size(wanted[n]) * width, width * sizeof(float));
+  }
+  for_outputs(w.vocabulary, [&](int first, int last) {
+    kernels.multiply(w.output, first, last, normed + 0, width, static_cast<int>(wanted.size()), logits + 0,
+                     size(w.vocabulary));
+  });
+}
+
+/// Rotates the queries and keys of a row to its position and caches its keys and values.
+void LlamaEngine::State::store(int layer, int row) {
+  const Weights& w = *weights;
+  const std::size_t head = size(w.head), slot = context_size + size(row);
+  const float* const table = rope_table + (context_size + size(length[size(row)]) - 1) * size(w.rope);
+  const auto rotate = [&](float* at) {
+    for (int i = 0; i < w.rope; i += 2) {
+      const float a = at[i], b = at[i + 1];
+      at[i] = a * table[i] - b * table[i + 1];
+      at[i + 1] = a * table[i + 1] + b * table[i];
+    }
+  };
+  for (std::size_t h = 0; h < size(w.heads); ++h) rotate(query + (size(row) * size(w.heads) + h) * head);
+  for (int h = 0; h < w.key_heads; ++h) {
+    const std::size_t at = (size(row) * size(w.key_heads) + size(h)) * head;
+    rotate(key + at);
+    float* const block = key_blocks(layer, h) + slot / key_block * head * key_block + slot % key_block;
+    for (std::size_t d = 0; d < head; ++d) block[d * key_block] = (key + at)[d];
+    std::memcpy(value_rows(layer, h) + slot * head, value + at, head * sizeof(float));
+  }
+}
+
+/// Attention of the rows [first_row, last_row) for the heads that share a key head. A score adds its products in the
+/// order of the head's dimensions, and an output adds its values in the order of the path: the context, then the
+/// ancestors, then the row itself. Both are the same wherever the ancestors' rows lie.
+void LlamaEngine::State::attend(int layer, int key_head, int first_row, int last_row, const TokenTree<token_type>* tree,
+                                Scratch& s) const {
+  const Weights& w = *weights;
+  const int group = w.heads / w.key_heads, rows = last_row - first_row;
+  const std::size_t head = size(w.head), stride = size(blocks) * key_block;
+  const float scale = 1.0F / std::sqrt(static_cast<float>(w.head));
+  const auto heads_of = [&](const Floats& rows_of, int r) {
+    return rows_of + (size(first_row + r) * size(w.heads) + size(key_head * group)) * head;
+  };
+  for (int r = 0; r < rows; ++r) {
+    const float* const from = heads_of(query, r);
+    float* const to = s.queries + size(r * group) * head;
+    for (std::size_t i = 0; i < size(group) * head; ++i) to[i] = from[i] * scale;
+    std::memset(heads_of(attended, r), 0, size(group) * head * sizeof(float));
+  }
+
+  const float* const keys_of = key_blocks(layer, key_head);
+  const float* const values_of = value_rows(layer, key_head);
+  const std::size_t used = (context_size + size(last_row) + key_block - 1) / key_block;
+  for (int q = 0; q < rows * group; ++q) std::memset(s.scores + size(q) * stride, 0, used * key_block * sizeof(float));
+  for (std::size_t b = 0; b < used; ++b)
+    kernels.accumulate(s.queries + 0, head, keys_of + b * head * key_block, key_block, s.scores + b * key_block, stride,
+                       rows * group, w.head, key_block);
+
+  for (int r = 0; r < rows; ++r) {
+    const int row = first_row + r;
+    int seen = 0;
+    if (tree == nullptr) {
+      for (; seen <= row; ++seen) s.path[size(seen)] = seen;
+    } else {
+      const std::span<const std::uint32_t> words = tree->ancestors(row);
+      for (std::size_t i = 0; i < words.size(); ++i)
+        for (std::uint32_t bits = words[i]; bits != 0; bits &= bits - 1)
+          s.path[size(seen++)] = static_cast<int>(i * 32) + std::countr_zero(bits);
+    }
+    for (int g = 0; g < group; ++g) {
+      float* const scores = s.scores + size(r * group + g) * stride;
+      for (std::size_t i = 0; i < size(seen); ++i) scores[context_size + i] = scores[context_size + size(s.path[i])];
+      (s.sums + 0)[r * group + g] = kernels.exponentials(scores, static_cast<int>(context_size) + seen);
+    }
+    float* const out = heads_of(attended, r);
+    const auto add_values = [&](std::size_t position, std::size_t slot, int n) {
+      kernels.accumulate(s.scores + (size(r * group) * stride + position), stride, values_of + slot * head, head, out,
+                         head, group, n, w.head);
+    };
+    add_values(0, 0, static_cast<int>(context_size));
+    for (int i = 0; i < seen;) {  // neighbours go together
+      int n = 1;
+      while (i + n < seen && s.path[size(i + n)] == s.path[size(i)] + n) ++n;
+      add_values(context_size + size(i), context_size + size(s.path[size(i)]), n);
+      i += n;
+    }
+    for (int g = 0; g < group; ++g)
+      for (std::size_t d = 0; d < head; ++d) out[size(g) * head + d] /= (s.sums + 0)[r * group + g];
+  }
+}
+
+void LlamaEngine::State::move_row(int from, int to) const {
+  const std::size_t head = size(weights->head), source = context_size + size(from), target = context_size + size(to);
+  const auto at = [&](std::size_t slot) { return slot / key_block * head * key_block + slot % key_block; };
+  for (int l = 0; l < static_cast<int>(weights->layers.size()); ++l)
+    for (int h = 0; h < weights->key_heads; ++h) {
+      float* const k = key_blocks(l, h);
+      for (std::size_t d = 0; d < head; ++d) k[at(target) + d * key_block] = k[at(source) + d * key_block];
+      float* const v = value_rows(l, h);
+      std::memcpy(v + target * head, v + source * head, head * sizeof(float));
+    }
+}
+
+const float* LlamaEngine::State::logits_of(int row) const {
+  if (row < 0 || row >= step_rows || logit_row[size(row)] < 0)
+    throw InvalidArgument("row " + std::to_string(row) + " has no logits: the latest forward had " +
+                          std::to_string(step_rows) +
+                          " rows; want the row, and read it before anything else is called");
+  return logits + size(logit_row[size(row)]) * size(weights->vocabulary);
+}
+
+LlamaEngine::LlamaEngine(const GgufFile& file, const LlamaOptions& options)
+    : state_(std::make_unique<State>(std::make_shared<const Weights>(file), options)) {}
+LlamaEngine::LlamaEngine(std::unique_ptr<State> state) : state_(std::move(state)) {}
+LlamaEngine::LlamaEngine(LlamaEngine&&) noexcept = default;
+LlamaEngine& LlamaEngine::operator=(LlamaEngine&&) noexcept = default;
+LlamaEngine::~LlamaEngine() = default;
+
+std::size_t LlamaEngine::vocabulary() const { return size(state_->weights->vocabulary); }
+std::size_t LlamaEngine::context_size() const { return state_->context_size; }
+std::size_t LlamaEngine::free_slots() const { return size(state_->options.context) - state_->context_size; }
+std::size_t LlamaEngine::max_rows() const { return size(state_->options.max_rows); }
+std::size_t LlamaEngine::max_logit_rows() const { return max_rows(); }
+
+void LlamaEngine::truncate(std::size_t n) {
+  if (n > context_size())
+    throw InvalidArgument("cannot truncate to " + std::to_string(n) + " tokens: the context has " +
+                          std::to_string(context_size()) + "; give at most as many");
+  state_->context_size = n;
+  state_->step_rows = 0;
+}
+
+void LlamaEngine::prefill(std::span<const token_type> tokens) {
+  if (tokens.size() > free_slots())
+    throw OutOfRoom("cannot prefill " + std::to_string(tokens.size()) + " tokens: " + std::to_string(free_slots()) +
+                    " slots are free; shorten the prompt or construct the engine with a longer context");
+  state_->check_tokens(tokens);
+  state_->step_rows = 0;
+  while (!tokens.empty()) {
+    const std::span<const token_type> chunk = tokens.first(std::min(tokens.size(), max_rows()));
+    state_->evaluate(chunk, nullptr);
+    state_->context_size += chunk.size();
+    tokens = tokens.subspan(chunk.size());
+  }
+}
+
+void LlamaEngine::forward(const TokenTree<token_type>& tree) {
+  const std::size_t rows = size(tree.size());
+  if (rows > max_rows() || rows > free_slots())
+    throw OutOfRoom("cannot evaluate " + std::to_string(rows) + " rows: at most " + std::to_string(max_rows()) +
+                    " fit a step and " + std::to_string(free_slots()) + " slots are free; plan a smaller tree");
+  if (rows > 0 && size(tree.context_size()) != context_size())
+    throw InvalidArgument("the tree was built for a context of " + std::to_string(tree.context_size()) +
+                          " tokens, but " + std::to_string(context_size()) + " are cached; plan it again");
+  state_->check_tokens(tree.tokens());
+  state_->step_rows = 0;
+  if (rows > 0) state_->evaluate(tree.tokens(), &tree);
+  state_->step_rows = tree.size();
+  state_->step_root = tree.root();
+}
+
+std::size_t LlamaEngine::commit(std::span<const std::int32_t> path) {
+  State& s = *state_;
+  bool valid = path.size() <= size(s.step_rows) && path.size() > size(s.step_root) && s.step_rows > 0;
+  for (std::size_t i = 0; valid && i < path.size(); ++i)
+    valid = path[i] >= 0 && path[i] < s.step_rows && s.step_parents[size(path[i])] == (i == 0 ? -1 : path[i - 1]) &&
+            (i > size(s.step_root) || path[i] == static_cast<int>(i));
+  if (!valid)
+    throw InvalidArgument("the path of " + std::to_string(path.size()) +
+                          " rows is no path of the latest step, which had " + std::to_string(s.step_rows) +
+                          " rows and root " + std::to_string(s.step_root) +
+                          "; give rows 0 to root and then a child of each");
+  for (std::size_t i = 0; i < path.size(); ++i)
+    if (size(path[i]) != i) s.move_row(path[i], static_cast<int>(i));
+  s.context_size += path.size();
+  s.step_rows = 0;
+  return path.size();
+}
+
+std::span<const float> LlamaEngine::logits(int row) const { return {state_->logits_of(row), vocabulary()}; }
+
+LlamaEngine::token_type LlamaEngine::next_token(int row) const {
+  token_type best{};
+  top_tokens(row, std::span(&best, 1));
+  return best;
+}
+
+std::size_t LlamaEngine::top_tokens(int row, std::span<token_type> out) const {
+  const float* const from = state_->logits_of(row);
+  std::size_t n = 0;
+  for (std::size_t t = 0; t < vocabulary(); ++t) {
+    if (n == out.size() && (n == 0 || !(from[t] > from[size(out[n - 1])]))) continue;
+    std::size_t i = n < out.size() ? n++ : n - 1;
+    for (; i > 0 && from[t] > from[size(out[i - 1])]; --i) out[i] = out[i - 1];
+    out[i] = static_cast<token_type>(t);
+  }
+  return n;
+}
+
+LlamaEngine LlamaEngine::fork() const {
+  const State& from = *state_;
+  auto to = std::make_unique<State>(from.weights, from.options);
+  const std::size_t head = size(from.weights->head);
+  const std::size_t used = (from.context_size + key_block - 1) / key_block * key_block * head * sizeof(float);
+  for (int l = 0; l < static_cast<int>(from.weights->layers.size()); ++l)
+    for (int h = 0; h < from.weights->key_heads; ++h) {
+      std::memcpy(to->key_blocks(l, h), from.key_blocks(l, h), used);
+      std::memcpy(to->value_rows(l, h), from.value_rows(l, h), used);
+    }
+  to->context_size = from.context_size;
+  return LlamaEngine(std::move(to));
+}
+
+}  // namespace lookahead::engines
