@@ -76,10 +76,11 @@ run_tests() {
   local preset=$1 name=$2 junit=$PWD/build/$2.xml start=$SECONDS
   echo
   echo "== $name"
-  rm -f "$junit"
+  mkdir -p build
+  : >"$junit"
   "${no_aslr[@]}" ctest --preset "$preset" -j "$jobs" --output-junit "$junit"
   local status=$?
-  cases_with() { grep "^[[:space:]]*<$1" "$junit" 2>/dev/null | wc -l; }
+  cases_with() { grep -c "^[[:space:]]*<$1" "$junit"; }
   local good skips bad
   good=$(cases_with 'testcase .* status="run"')
   skips=$(cases_with 'skipped message="SKIP_RETURN_CODE')
