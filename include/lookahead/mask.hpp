@@ -21,8 +21,8 @@ namespace detail {
 
 inline void require_room(const char* buffer, std::size_t holds, std::size_t needs) {
   if (holds < needs)
-    throw InvalidArgument("The " + std::string(buffer) + " buffer holds " + std::to_string(holds) +
-                          " elements, but the export writes " + std::to_string(needs) + ": pass a larger one.");
+    throw InvalidArgument("the " + std::string(buffer) + " buffer holds " + std::to_string(holds) +
+                          " elements, but the export writes " + std::to_string(needs) + ": pass a larger one");
 }
 
 }  // namespace detail
@@ -46,8 +46,8 @@ class TreeMask {
   /// Adds padding up to `padded_rows` rows. Throws `InvalidArgument` if the tree has more.
   TreeMask(const TokenTree<Token>& tree, MaskColumns columns, int padded_rows) : tree_(tree) {
     if (padded_rows < tree.size())
-      throw InvalidArgument("A mask of " + std::to_string(padded_rows) + " rows cannot hold a tree of " +
-                            std::to_string(tree.size()) + " rows: pass a row count of at least that.");
+      throw InvalidArgument("a mask of " + std::to_string(padded_rows) + " rows cannot hold a tree of " +
+                            std::to_string(tree.size()) + " rows: pass a row count of at least that");
     rows_ = static_cast<std::size_t>(padded_rows);
     context_ = columns == MaskColumns::tree ? 0 : static_cast<std::size_t>(tree.context_size());
   }
@@ -87,8 +87,8 @@ class TreeMask {
     for (const TreeMask& mask : masks) total += mask.bytes();
     constexpr std::size_t limit = std::numeric_limits<std::int32_t>::max();
     if (total > limit)
-      throw InvalidArgument("The masks of the batch take " + std::to_string(total) +
-                            " bytes, but 32-bit offsets reach " + std::to_string(limit) + ": split the batch.");
+      throw InvalidArgument("the masks of the batch take " + std::to_string(total) +
+                            " bytes, but 32-bit offsets reach " + std::to_string(limit) + ": split the batch");
     detail::require_room("byte", out.size(), total);
     detail::require_room("indptr", indptr.size(), masks.size() + 1);
     std::size_t offset = 0, i = 0;
@@ -210,8 +210,8 @@ int sequence_ids(const TokenTree<Token>& tree, int max_ids, std::span<Interval> 
   detail::require_room("interval", out.size(), tree.parents().size());
   const int leaves = leaf_count(tree);
   if (leaves > max_ids)
-    throw InvalidArgument("The tree has " + std::to_string(leaves) + " leaves and needs a sequence id for each, but " +
-                          std::to_string(max_ids) + " are allowed: allow more ids or plan fewer rows.");
+    throw InvalidArgument("the tree has " + std::to_string(leaves) + " leaves and needs a sequence id for each, but " +
+                          std::to_string(max_ids) + " are allowed: allow more ids or plan fewer rows");
   detail::number_subtrees(tree, true, out);
   return leaves;
 }

@@ -1,0 +1,282 @@
+#pragma once
+/// @file decoder.hpp
+/// The decoding loop for people who do not own one.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "lookahead/errors.hpp"
+#include "lookahead/lookahead_step.hpp"
+#include "lookahead/model.hpp"
+#include "lookahead/verify_policy.hpp"
+
+namespace lookahead {
+
+/// Why a text ended.
+enum class StopReason : std::uint8_t {
+  running,     ///< it has not
+  end_token,   ///< the last token is an end token
+  max_tokens,  ///< as many tokens as wanted
+  out_of_room  ///< the model has no free slot
+};
+
+/// What a decoder may do; the defaults suit a CPU.
+template <class Token = std::int32_t>
+struct DecoderOptions {
+  Shape shape{};           ///< growth without a window
+  std::size_t rows = 16;   ///< most rows of a step; 1 is plain decoding
+  std::uint64_t seed = 0;  ///< picks the window's first guesses; never changes the text
+  std::size_t pool_slots = NGramPool<Token>::default_slots;  ///< entries of the n-gram pool, 12 bytes each
+  bool keep_pool = false;                                    ///< the next request starts with the pool of the last one
+  std::vector<Token> end_tokens{};  ///< the text ends with the first of them, which is reported
+};
+
+/// What a call of `run` did.
+struct Generation {
+  std::size_t tokens = 0;          ///< reported tokens
+  std::size_t steps = 0;           ///< forward passes, the prefill not counted
+  std::size_t rows = 0;            ///< rows of all trees
+  std::size_t logit_rows = 0;      ///< wanted rows of all trees
+  std::size_t published_rows = 0;  ///< rows that the published method would have spent at the same shape
+  double expected = 0;             ///< tokens that growth expected
+  StopReason stop = StopReason::running;
+};
+
+/// Decodes with one model, in fewer forward passes than one a token; the output equals plain decoding's, token for
+/// token, for every model that satisfies the exactness axiom (see `ForwardsTrees`).
+///
+/// The decoder owns its pool and allocates at construction only. It uses the model's context exclusively between
+/// `start` and the last step. One decoder serves one text at a time, on one thread.
+///
+/// Errors: bad arguments throw InvalidArgument or OutOfRoom and change nothing. What the model or the policy throws
+/// passes through; up to and including the commit it changes nothing, and the step may be tried again. A block whose
+/// sink throws counts as reported. A model that breaks a rule is answered by ContractViolation.
+template <Model M, int W = 15, int N = 5, int G = 15, VerifyPolicy<M> V = GreedyVerify>
+class Decoder {
+ public:
+  using token_type = typename M::token_type;
+  using Step = Lookahead<W, N, G, token_type>;
+  using Options = DecoderOptions<token_type>;
+
+  /// Keeps a reference to `model`, which must outlive the decoder.
+  /// Throws InvalidArgument for rows = 0, an end token outside the vocabulary, or an impossible pool size.
+  explicit Decoder(M& model, Options options = {}, V verify = {})
+      : model_(model), options_(std::move(options)), verify_(std::move(verify)), pool_(options_.pool_slots) {
+    if (options_.rows == 0) throw InvalidArgument("a step of 0 rows: pass at least 1, which is plain decoding");
+    check_tokens(options_.end_tokens, "end token");
+  }
+
+  /// Begins a text: clears the model's context and appends all prompt tokens but the last. A decoder's second text
+  /// behaves as a new decoder's first, unless told to keep its pool. Throws InvalidArgument for an empty prompt or a
+  /// token outside the vocabulary, OutOfRoom for a prompt that does not fit; these change nothing. If the model throws,
+  /// there is no text, and the model's context is empty if it can be cleared.
+  void start(std::span<const token_type> prompt) {
+    if (prompt.empty())
+      throw InvalidArgument("the prompt is empty: pass at least one token, a begin-of-text token for example");
+    check_tokens(prompt, "prompt token");
+    check_room(prompt.size() - 1, model_.context_size() + model_.free_slots());
+    active_ = false;
+    model_.truncate(0);
+    prefill({}, prompt.first(prompt.size() - 1));
+    if (!options_.keep_pool) pool_.reset();
+    step_.start(pool_, prompt, options_.seed);
+    active_ = true;
+    stop_ = StopReason::running;
+  }
+
+  /// More input behind everything reported so far, the next turn of a conversation for example.
+  /// Throws as `start`, and InvalidArgument where there is no text; whatever is thrown changes nothing.
+  void append(std::span<const token_type> tokens) {
+    require_text();
+    check_tokens(tokens, "token");
+    if (tokens.empty()) return;
+    if (const std::size_t gained = Step::tokens_to_cache(step_.pending().size(), tokens.size()); gained > 0) {
+      check_room(gained, model_.free_slots());
+      prefill(step_.pending(), tokens.first(tokens.size() - 1));
+    }
+    step_.append(pool_, tokens);
+    stop_ = StopReason::running;
+  }
+
+  /// One step. Reports at most `max_tokens` tokens by one call of `sink(std::span<const token_type> block)`; no call
+  /// where there are none. Returns why the text ended, or `running`. After an end token it does nothing.
+  template <class Sink>
+  StopReason step(std::size_t max_tokens, Sink&& sink) {
+    require_text();
+    const std::span<const token_type> block = advance(max_tokens);
+    if (!block.empty()) sink(block);
+    return stop_;
+  }
+
+  /// Steps until an end token, `max_tokens` tokens, or no room. Continues the text that there is. Zero tokens: no step.
+  template <class Sink>
+  Generation run(std::size_t max_tokens, Sink&& sink) {
+    require_text();
+    Generation total;
+    do {
+      const std::span<const token_type> block = advance(max_tokens - total.tokens);
+      if (stepped_) {
+        const auto& report = step_.report();
+        ++total.steps;
+        total.rows += static_cast<std::size_t>(report.rows);
+        total.logit_rows += static_cast<std::size_t>(report.logit_rows);
+        total.published_rows += static_cast<std::size_t>(report.published_rows);
+        total.expected += report.expected;
+      }
+      total.tokens += block.size();
+      if (!block.empty()) sink(block);
+    } while (stop_ == StopReason::running);
+    total.stop = stop_;
+    return total;
+  }
+
+  /// `start` and `run`.
+  template <class Sink>
+  Generation generate(std::span<const token_type> prompt, std::size_t max_tokens, Sink&& sink) {
+    start(prompt);
+    return run(max_tokens, std::forward<Sink>(sink));
+  }
+
+  /// The account of the last step.
+  [[nodiscard]] const typename Step::Report& report() const noexcept { return step_.report(); }
+
+  /// Options that may change between steps: what a step spends never changes the text.
+  void set_shape(const Shape& shape) noexcept { options_.shape = shape; }
+  void set_rows(std::size_t rows) noexcept { options_.rows = rows > 0 ? rows : 1; }
+
+  /// The pool, to add texts before a request (with `keep_pool`).
+  [[nodiscard]] NGramPool<token_type>& pool() noexcept { return pool_; }
+
+  /// The state of the algorithm.
+  [[nodiscard]] const Step& state() const noexcept { return step_; }
+
+ private:
+  /// Plan, forward, resolve, commit, apply. Returns the new tokens.
+  std::span<const token_type> advance(std::size_t max_tokens) {
+    stepped_ = false;
+    if (stop_ == StopReason::end_token) return {};
+    stop_ = StopReason::running;
+    if (max_tokens == 0) {
+      stop_ = StopReason::max_tokens;
+      return {};
+    }
+    if (model_.context_size() != step_.context_size())
+      throw ContractViolation("the model's context holds " + std::to_string(model_.context_size()) +
+                              " tokens where the decoder left " + std::to_string(step_.context_size()) +
+                              ": do not change the context between steps");
+    const std::size_t free = model_.free_slots();
+    if (free == 0) {
+      stop_ = StopReason::out_of_room;
+      return {};
+    }
+    Limits limits;
+    limits.rows = bounded(std::min({options_.rows, static_cast<std::size_t>(model_.max_rows()), free}));
+    limits.logit_rows = bounded(model_.max_logit_rows());
+    limits.tokens_left = bounded(max_tokens);
+    step_.plan(pool_, options_.shape, limits, tree_);
+    Proposal<token_type> proposal;
+    std::size_t kept = 0;
+    try {
+      const TokenTree<token_type> tree = tree_.view();
+      model_.forward(tree);
+      proposal = step_.resolve(
+          [&](int row) {
+            return checked(
+                verify_.select(model_, row, std::int64_t{tree.positions()[static_cast<std::size_t>(row)]} + 1));
+          },
+          [&](int row, std::span<token_type> out) {
+            const std::size_t n = top_tokens(model_, row, out);
+            for (std::size_t i = 0; i < n; ++i) checked(out[i]);
+            return n;
+          },
+          [&](token_type token) {
+            return std::find(options_.end_tokens.begin(), options_.end_tokens.end(), token) !=
+                   options_.end_tokens.end();
+          });
+      kept = model_.commit(proposal.path);
+    } catch (...) {
+      step_.abandon();
+      throw;
+    }
+    if (kept > proposal.path.size() || static_cast<int>(kept) <= tree_.root) {
+      step_.abandon();
+      active_ = false;
+      throw ContractViolation("commit kept " + std::to_string(kept) +
+                              " rows: it must keep at least the pending chain, " + std::to_string(tree_.root + 1) +
+                              ", and at most the path, " + std::to_string(proposal.path.size()) +
+                              "; start the text anew");
+    }
+    stepped_ = true;
+    const std::size_t n = proposal.tokens.size();
+    std::copy(proposal.tokens.begin(), proposal.tokens.end(), block_);
+    if (proposal.stopped)
+      stop_ = StopReason::end_token;
+    else if (n == max_tokens)
+      stop_ = StopReason::max_tokens;
+    step_.apply(pool_, kept);
+    return {block_, n};
+  }
+
+  void prefill(std::span<const token_type> pending, std::span<const token_type> tokens) {
+    const std::size_t before = model_.context_size();
+    try {
+      if (!pending.empty()) model_.prefill(pending);
+      if (!tokens.empty()) model_.prefill(tokens);
+    } catch (...) {
+      model_.truncate(before);
+      throw;
+    }
+  }
+
+  void require_text() const {
+    if (!active_) throw InvalidArgument("there is no text to continue: call start with a prompt first");
+  }
+
+  void check_room(std::size_t tokens, std::size_t slots) const {
+    if (tokens > slots)
+      throw OutOfRoom(std::to_string(tokens) + " tokens do not fit into the model's " + std::to_string(slots) +
+                      " free slots: shorten the input or give the model a longer context");
+  }
+
+  void check_tokens(std::span<const token_type> tokens, const char* what) const {
+    for (std::size_t i = 0; i < tokens.size(); ++i)
+      if (!in_vocabulary(tokens[i]))
+        throw InvalidArgument(std::string(what) + " " + std::to_string(tokens[i]) + " at index " + std::to_string(i) +
+                              " is outside the vocabulary of " + std::to_string(model_.vocabulary()) +
+                              ": encode with this model's tokenizer");
+  }
+
+  token_type checked(token_type token) const {
+    if (!in_vocabulary(token))
+      throw ContractViolation("the model chose token " + std::to_string(token) + " outside its vocabulary of " +
+                              std::to_string(model_.vocabulary()));
+    return token;
+  }
+
+  [[nodiscard]] bool in_vocabulary(token_type token) const {
+    return token >= 0 && static_cast<std::uint64_t>(token) < static_cast<std::uint64_t>(model_.vocabulary());
+  }
+
+  static std::int32_t bounded(std::size_t n) {
+    constexpr std::size_t most = std::size_t{1} << 30;
+    return static_cast<std::int32_t>(n < most ? n : most);
+  }
+
+  M& model_;
+  Options options_;
+  [[no_unique_address]] V verify_;
+  NGramPool<token_type> pool_;
+  Step step_;
+  typename Step::Tree tree_;
+  token_type block_[static_cast<std::size_t>(Step::max_block)];
+  bool active_ = false, stepped_ = false;
+  StopReason stop_ = StopReason::running;
+};
+
+}  // namespace lookahead

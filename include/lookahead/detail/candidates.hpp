@@ -1,0 +1,86 @@
+#pragma once
+/// @file candidates.hpp
+/// What the pool knows about the next token of a path.
+
+#include <cstdint>
+
+#include "lookahead/detail/config.hpp"
+#include "lookahead/ngram_pool.hpp"
+
+namespace lookahead::detail {
+
+/// The best 16 candidates of a row, best first, each token once. The order: estimate descending, context length
+/// descending, source, rank, token.
+struct CandidateList {
+  static constexpr int capacity = 16;
+  std::uint64_t order[capacity];  ///< estimate, and a class whose last five bits are inverted
+  std::uint32_t token[capacity];
+  std::int32_t count;
+
+  [[nodiscard]] LOOKAHEAD_HD std::uint32_t estimate(int i) const { return static_cast<std::uint32_t>(order[i] >> 32); }
+  [[nodiscard]] LOOKAHEAD_HD CandidateClass candidate_class(int i) const {
+    return {static_cast<std::uint8_t>((order[i] & 0xFFU) ^ 31U)};
+  }
+
+  /// Adds a candidate. A token that is known already keeps its better place.
+  LOOKAHEAD_HD void add(std::uint32_t estimate, CandidateClass c, std::uint32_t t) {
+    const std::uint64_t o = std::uint64_t{estimate} << 32 | (c.id ^ 31U);
+    int i = 0;
+    while (i < count && token[i] != t) ++i;
+    if (i < count) {
+      if (o <= order[i]) return;
+    } else if (count < capacity) {
+      i = count++;
+    } else if (i = capacity - 1; !before(o, t, order[i], token[i])) {
+      return;
+    }
+    for (; i > 0 && before(o, t, order[i - 1], token[i - 1]); --i) {
+      order[i] = order[i - 1];
+      token[i] = token[i - 1];
+    }
+    order[i] = o;
+    token[i] = t;
+  }
+
+ private:
+  static LOOKAHEAD_HD bool before(std::uint64_t o, std::uint32_t t, std::uint64_t p, std::uint32_t u) {
+    return o > p || (o == p && t < u);
+  }
+};
+
+/// The hashes of the contexts that end at `row`, shortest first; returns how many there are. Behind the root a context
+/// follows the parents, from the root on it follows the text.
+template <class RowToken, class Token>
+LOOKAHEAD_HD int context_hashes(const RowToken* tokens, const std::int32_t* parents, int root, int row,
+                                const TextTail<Token>& tail, std::uint64_t* out) {
+  ContextHash hash;
+  int index = 0;
+  for (int text = tail.count - 1; index < context_length_count;) {
+    if (row > root) {
+      hash.push(static_cast<std::uint32_t>(tokens[row]));
+      row = parents[row];
+    } else if (text >= 0) {
+      hash.push(static_cast<std::uint32_t>(tail.token[text--]));
+    } else {
+      break;
+    }
+    if (hash.length() == context_length(index)) out[index++] = hash.value();
+  }
+  return index;
+}
+
+/// Fills `list` with the candidates that the given contexts offer. `estimate(class, stamp)` rates one; 0 leaves it out.
+template <class Tile, class Estimate>
+LOOKAHEAD_HD void collect(const Tile& tile, const NGramPoolRef& pool, const std::uint64_t* contexts, int count,
+                          CandidateList& list, const Estimate& estimate) {
+  list.count = 0;
+  for (int i = 0; i < count; ++i) {
+    pool.for_each(tile, contexts[i], [&](Source source, int rank, std::uint32_t token, std::uint32_t stamp) {
+      const CandidateClass c = CandidateClass::of(i, source, rank);
+      const std::uint32_t rated = estimate(c, stamp);
+      if (rated != 0) list.add(rated, c, token);
+    });
+  }
+}
+
+}  // namespace lookahead::detail

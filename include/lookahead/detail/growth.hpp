@@ -1,0 +1,215 @@
+#pragma once
+/// @file growth.hpp
+/// Growth by reach: the rows that the walk will most probably get to.
+
+#include <cstdint>
+
+#include "lookahead/detail/candidates.hpp"
+#include "lookahead/detail/config.hpp"
+#include "lookahead/group.hpp"
+#include "lookahead/token_tree.hpp"
+
+namespace lookahead::detail {
+
+/// What a plan knows of each row of its tree.
+template <int R>
+struct RowNotes {
+  /// Rows that no candidate backs.
+  static constexpr std::uint8_t no_class = 255;
+  std::uint32_t reach[R];     ///< probability that the walk gets to the row, Q0.32; 0 where no candidate backs it
+  std::uint8_t candidate[R];  ///< id of the class of that candidate, or no_class
+};
+
+/// Working memory of growth in a tree of up to R rows.
+template <int R>
+struct GrowthScratch {
+  static constexpr int width = CandidateList::capacity;
+  static_assert(R < 2048, "Too many rows for the keys of growth: lower (W + G) * (N - 1).");
+
+  // Nodes: first the rows that stand in the tree already, then slots for the rows that growth may add.
+  std::int32_t parent[R];
+  std::uint32_t token[R], reach[R];
+  std::uint8_t candidate[R];
+  std::uint8_t used[R];
+
+  // The candidates of one level, `width` for each node of the frontier.
+  CandidateList list[R];
+  std::uint32_t candidate_reach[R * width];
+  std::int32_t shared[R * width];  ///< the row of the tree that a candidate shares, or -1
+  int flag[R * width];
+  std::int32_t item[R * width];  ///< the candidates that are in the running, in order
+
+  std::uint64_t key[R + R * width];  ///< kept nodes, best first: reach inverted, number, slot
+  std::int32_t frontier[R], row[R], level_begin[R + 1];
+  std::int32_t frontier_count, kept, numbered, budget, logits_left, levels;
+};
+
+/// Grows `tree` by the rows of largest reach, level by level; rows compare by reach (descending), depth, order of the
+/// parents, order of the candidates. Rows that stand in the tree below the root (the window's) cost no row where a
+/// candidate shares them. At most `rows_left` rows are added and at most `logits_left` become wanted; nothing lies
+/// deeper than `max_depth`. Since reach never rises along a path, keeping the best of every level gives the same set as
+/// growing best-first.
+LOOKAHEAD_GROUP_FN template <Group Gr, class Token, int R>
+LOOKAHEAD_HD void grow(const Gr& g, const NGramPoolRef& pool, const Estimates& estimates, const TextTail<Token>& tail,
+                       TokenTreeStorage<Token, R>& tree, RowNotes<R>& notes, int rows_left, int logits_left,
+                       int max_depth, GrowthScratch<R>& s) {
+  constexpr int width = GrowthScratch<R>::width;
+  const int planted = tree.rows, root = tree.root;
+  for (int r = g.rank(); r < R; r += g.size()) {
+    s.used[r] = 0;
+    if (r >= planted) continue;
+    s.parent[r] = tree.parent[r];
+    s.token[r] = static_cast<std::uint32_t>(tree.token[r]);
+    s.reach[r] = r == root ? ~0U : 0U;
+  }
+  if (g.rank() == 0) {
+    s.frontier[0] = root;
+    s.frontier_count = 1;
+    s.kept = s.numbered = 0;
+    s.logits_left = logits_left;
+    s.budget = rows_left < logits_left ? rows_left : logits_left;
+  }
+  g.sync();
+
+  for (int depth = 1; depth <= max_depth && s.frontier_count > 0; ++depth) {
+    // The candidates of every node of the frontier.
+    const auto tile = g.tile();
+    for (int f = tile.rank(); f < s.frontier_count; f += tile.count()) {
+      const int node = s.frontier[f];
+      std::uint64_t contexts[context_length_count];
+      const int count = context_hashes(s.token, s.parent, root, node, tail, contexts);
+      CandidateList& list = s.list[f];
+      collect(tile, pool, contexts, count, list,
+              [&](CandidateClass c, std::uint32_t) { return estimates.probability[c.id]; });
+      // Each gets its estimate times the chance that no better one was right; a parent's reach is never exceeded.
+      std::uint64_t rest = s.reach[node];
+      for (int i = 0; i < width; ++i) {
+        const std::uint64_t reach = i < list.count ? rest * list.estimate(i) >> 32 : 0;
+        rest -= reach;
+        s.candidate_reach[f * width + i] = static_cast<std::uint32_t>(reach);
+      }
+    }
+    g.sync();
+
+    // Who is in the running: candidates that share a row, and those that could be among the best.
+    const int candidates = s.frontier_count * width;
+    const bool full = s.kept >= s.budget;
+    const std::uint32_t least = s.budget == 0 ? ~0U
+                                : full        ? ~static_cast<std::uint32_t>(s.key[s.budget - 1] >> 32)
+                                              : 0U;
+    for (int i = g.rank(); i < candidates; i += g.size()) {
+      const int node = s.frontier[i / width];
+      s.shared[i] = -1;
+      if (s.candidate_reach[i] != 0 && node < planted)
+        for (int r = node + 1; r < planted; ++r)
+          if (s.parent[r] == node && s.token[r] == s.list[i / width].token[i % width]) s.shared[i] = r;
+      s.flag[i] = static_cast<int>(s.shared[i] >= 0 || s.candidate_reach[i] > least);
+    }
+    g.sync();
+    const int running = g.exclusive_sum(s.flag, candidates);
+    for (int i = g.rank(); i < candidates; i += g.size())
+      if ((i + 1 < candidates ? s.flag[i + 1] : running) > s.flag[i]) s.item[s.flag[i]] = i;
+    g.sync();
+    // A shared row must have logits before the walk may step on it.
+    if (g.rank() == 0) {
+      for (int k = 0; k < running; ++k) {
+        const int i = s.item[k], r = s.shared[i];
+        if (r < 0 || (tree.want_bits[r / 32] >> (r % 32) & 1U) != 0) continue;
+        if (s.logits_left == 0) {
+          s.candidate_reach[i] = 0;
+          continue;
+        }
+        tree.want(r);
+        --s.logits_left;
+      }
+      s.budget = rows_left < s.logits_left ? rows_left : s.logits_left;
+    }
+    g.sync();
+    const int kept = s.kept, numbered = s.numbered;
+    for (int k = g.rank(); k < running; k += g.size()) {
+      const int i = s.item[k];
+      const std::uint32_t reach = s.shared[i] < 0 ? s.candidate_reach[i] : 0;
+      s.key[kept + k] = std::uint64_t{~reach} << 32 | static_cast<std::uint64_t>(numbered + k) << 11;
+      s.flag[k] = 0;
+    }
+    g.sync();
+    g.sort(s.key, kept + running);
+
+    // The best stay; the new ones among them and the shared rows are the next frontier.
+    if (g.rank() == 0) {
+      int n = 0;
+      while (n < kept + running && n < s.budget && static_cast<std::uint32_t>(s.key[n] >> 32) != ~0U) ++n;
+      s.kept = n;
+      for (int r = planted; r < R; ++r) s.used[r] = 0;
+      for (int k = 0; k < n; ++k) {
+        const int number = static_cast<int>(s.key[k] >> 11 & 0x1FFFFF);
+        if (number < numbered)
+          s.used[s.key[k] & 0x7FF] = 1;
+        else
+          s.flag[number - numbered] = k + 1;
+      }
+      int slot = planted, count = 0;
+      for (int k = 0; k < running; ++k) {
+        const int i = s.item[k];
+        int node = s.shared[i];
+        if (node < 0) {
+          if (s.flag[k] == 0) continue;
+          while (s.used[slot] != 0) ++slot;
+          node = slot++;
+          s.key[s.flag[k] - 1] |= static_cast<std::uint64_t>(node);
+          s.parent[node] = s.frontier[i / width];
+          s.token[node] = s.list[i / width].token[i % width];
+        } else if (s.candidate_reach[i] == 0) {
+          continue;
+        }
+        s.reach[node] = s.candidate_reach[i];
+        s.candidate[node] = s.list[i / width].candidate_class(i % width).id;
+        s.row[count++] = node;
+      }
+      for (int k = 0; k < count; ++k) s.frontier[k] = s.row[k];
+      s.frontier_count = count;
+      s.numbered = numbered + running;
+    }
+    g.sync();
+  }
+
+  // Numbers rise with depth, so sorting by them puts parents before children.
+  for (int k = g.rank(); k < s.kept; k += g.size()) s.key[k] &= 0xFFFFFFFFU;
+  g.sync();
+  g.sort(s.key, s.kept);
+  for (int r = g.rank(); r < planted; r += g.size()) {
+    s.row[r] = r;
+    if (r > root && s.reach[r] != 0) {
+      notes.reach[r] = s.reach[r];
+      notes.candidate[r] = s.candidate[r];
+    }
+  }
+  for (int k = g.rank(); k < s.kept; k += g.size()) s.row[s.key[k] & 0x7FF] = planted + k;
+  g.sync();
+  // Rows of one level are neighbours, and need their parents' rows only.
+  if (g.rank() == 0) {
+    s.levels = 0;
+    for (int k = 0; k < s.kept; ++k) {
+      const int parent = s.row[s.parent[s.key[k] & 0x7FF]] - planted;
+      if (k == 0 || parent >= s.level_begin[s.levels - 1]) s.level_begin[s.levels++] = k;
+    }
+    s.level_begin[s.levels] = s.kept;
+  }
+  g.sync();
+  for (int level = 0; level < s.levels; ++level) {
+    for (int k = s.level_begin[level] + g.rank(); k < s.level_begin[level + 1]; k += g.size()) {
+      const auto node = static_cast<int>(s.key[k] & 0x7FF);
+      tree.set(planted + k, s.row[s.parent[node]], static_cast<Token>(s.token[node]));
+      notes.reach[planted + k] = s.reach[node];
+      notes.candidate[planted + k] = s.candidate[node];
+    }
+    g.sync();
+  }
+  if (g.rank() == 0) {
+    tree.rows = planted + s.kept;
+    for (int k = 0; k < s.kept; ++k) tree.want(planted + k);
+  }
+  g.sync();
+}
+
+}  // namespace lookahead::detail

@@ -1,0 +1,95 @@
+#pragma once
+/// @file published.hpp
+/// The published shape of guesses: n-grams whose key is the root's token.
+
+#include <cstdint>
+
+#include "lookahead/detail/candidates.hpp"
+#include "lookahead/detail/config.hpp"
+#include "lookahead/group.hpp"
+
+namespace lookahead::detail {
+
+/// A guess: up to D tokens behind the root.
+template <int D>
+struct Guess {
+  std::uint32_t token[D];
+  std::uint8_t candidate[D];  ///< class of each token
+  std::int32_t length;
+  std::uint32_t stamp;  ///< of its last entry
+};
+
+/// Working memory for up to G guesses of up to D tokens.
+template <int G, int D>
+struct GuessScratch {
+  static constexpr int width = CandidateList::capacity;
+  Guess<D> guess[G], next[G];
+  CandidateList list[G];
+  std::uint64_t key[G * width];
+  std::int32_t count, keys;
+};
+
+/// Enumerates the leaf chains under the root's token to depth `length`, level by level, and keeps the `limit` chains
+/// with the newest last stamps. Every token is looked up by the tokens between the root and itself, as far back as
+/// n-grams are filed. Text and window entries only. The result is in s.guess[0..s.count), newest first.
+LOOKAHEAD_GROUP_FN template <Group Gr, class Token, int G, int D>
+LOOKAHEAD_HD void enumerate(const Gr& g, const NGramPoolRef& pool, Token root, int limit, int length,
+                            GuessScratch<G, D>& s) {
+  constexpr int width = GuessScratch<G, D>::width;
+  if (g.rank() == 0) {
+    s.count = limit > 0 ? 1 : 0;
+    s.guess[0].length = 0;
+    s.guess[0].stamp = 0;
+  }
+  g.sync();
+  for (int depth = 0; depth < length && s.count > 0; ++depth) {
+    const auto tile = g.tile();
+    for (int i = tile.rank(); i < s.count; i += tile.count()) {
+      const Guess<D>& guess = s.guess[i];
+      s.list[i].count = 0;
+      if (guess.length < depth) continue;  // a leaf already
+      // The longest context of each source that begins at the root or behind it.
+      ContextHash hash;
+      std::uint64_t contexts[context_length_count];
+      int count = 0;
+      for (int k = 0; k <= depth && count < context_length_count; ++k) {
+        hash.push(k < depth ? guess.token[depth - 1 - k] : static_cast<std::uint32_t>(root));
+        if (hash.length() == context_length(count)) contexts[count++] = hash.value();
+      }
+      collect(tile, pool, contexts, count, s.list[i], [&](CandidateClass c, std::uint32_t stamp) {
+        const int longest = c.source() == Source::window && count > 3 ? 3 : count;
+        return c.source() == Source::recycled || c.length_index() != longest - 1 ? 0U : stamp;
+      });
+    }
+    g.sync();
+    if (g.rank() == 0) {
+      s.keys = 0;
+      for (int i = 0; i < s.count; ++i) {
+        if (s.list[i].count == 0 && s.guess[i].length > 0)
+          s.key[s.keys++] = std::uint64_t{~s.guess[i].stamp} << 32 | static_cast<std::uint64_t>(i * width);
+        for (int k = 0; k < s.list[i].count; ++k)
+          s.key[s.keys++] = std::uint64_t{~s.list[i].estimate(k)} << 32 | static_cast<std::uint64_t>(i * width + k);
+      }
+    }
+    g.sync();
+    g.sort(s.key, s.keys);
+    const int kept = s.keys < limit ? s.keys : limit;
+    for (int k = g.rank(); k < kept; k += g.size()) {
+      const auto from = static_cast<int>(s.key[k] & 0xFFFFFFFFU), parent = from / width;
+      Guess<D>& to = s.next[k];
+      to = s.guess[parent];
+      const CandidateList& list = s.list[parent];
+      if (list.count == 0) continue;
+      to.token[to.length] = list.token[from % width];
+      to.candidate[to.length] = list.candidate_class(from % width).id;
+      to.stamp = list.estimate(from % width);
+      ++to.length;
+    }
+    g.sync();
+    for (int k = g.rank(); k < kept; k += g.size()) s.guess[k] = s.next[k];
+    if (g.rank() == 0) s.count = kept;
+    g.sync();
+  }
+}
+
+}  // namespace lookahead::detail

@@ -1,0 +1,110 @@
+#pragma once
+/// @file group.hpp
+/// Who executes an algorithm. Window, pool, tree and walk are written once, as templates over a group: one host thread
+/// (`SerialGroup`), several host threads, or the threads of a device block.
+
+#include <concepts>
+#include <cstdint>
+
+#include "lookahead/detail/config.hpp"
+
+#if defined(__SSE2__) && !defined(__CUDA_ARCH__)
+#include <emmintrin.h>
+#endif
+
+namespace lookahead {
+
+/// Threads that run one algorithm together. Every member is called by all threads of the group, in the same order.
+/// 1. `rank()` is in `[0, size())`, distinct for each thread.
+/// 2. After `sync()` each thread sees what every thread wrote before it.
+/// 3. `exclusive_sum(a, n)` replaces a[i] by a[0] + ... + a[i-1] and returns the total; the array is visible to all.
+/// 4. `sort(a, n)` sorts ascending in place; the array is visible to all. Keys are distinct.
+/// 5. `tile()` is the calling thread's team of 32 lanes. Tiles of a group work on different items without a sync.
+template <class G>
+concept Group = requires(const G& g, int* a, std::uint64_t* k, int n) {
+  { g.rank() } -> std::same_as<int>;
+  { g.size() } -> std::same_as<int>;
+  g.sync();
+  { g.exclusive_sum(a, n) } -> std::same_as<int>;
+  g.sort(k, n);
+  g.tile();
+};
+
+/// 32 lanes that read one plane of a pool set together; on a host, a loop that the compiler turns into vector code.
+/// Every member gives the same value to all lanes.
+struct SerialTile {
+  /// Number of this tile in its group, and of tiles in the group.
+  [[nodiscard]] LOOKAHEAD_HD int rank() const { return tile_rank; }
+  [[nodiscard]] LOOKAHEAD_HD int count() const { return tile_count; }
+
+  /// Bit i is set where (words[i] & mask) == value. Shape of words: [32], 16-byte aligned.
+  [[nodiscard]] LOOKAHEAD_HD std::uint32_t match(const std::uint32_t* words, std::uint32_t mask,
+                                                 std::uint32_t value) const {
+#if defined(__SSE2__) && !defined(__CUDA_ARCH__)
+    const __m128i m = _mm_set1_epi32(static_cast<int>(mask)), v = _mm_set1_epi32(static_cast<int>(value));
+    const auto equal = [&](int i) {
+      const __m128i w = _mm_load_si128(reinterpret_cast<const __m128i*>(words) + i);
+      return _mm_cmpeq_epi32(_mm_and_si128(w, m), v);
+    };
+    std::uint32_t bits = 0;
+    for (int i = 0; i < 2; ++i) {
+      const __m128i low = _mm_packs_epi32(equal(4 * i), equal(4 * i + 1));
+      const __m128i high = _mm_packs_epi32(equal(4 * i + 2), equal(4 * i + 3));
+      bits |= static_cast<std::uint32_t>(_mm_movemask_epi8(_mm_packs_epi16(low, high))) << (16 * i);
+    }
+    return bits;
+#else
+    std::uint32_t bits = 0;
+    for (int i = 0; i < 32; ++i) bits |= static_cast<std::uint32_t>((words[i] & mask) == value) << i;
+    return bits;
+#endif
+  }
+
+  /// The lane with the smallest word, the lowest lane on ties.
+  [[nodiscard]] LOOKAHEAD_HD int oldest(const std::uint32_t* words) const {
+    int lane = 0;
+    for (int i = 1; i < 32; ++i) lane = words[i] < words[lane] ? i : lane;
+    return lane;
+  }
+
+  /// One lane writes a word.
+  LOOKAHEAD_HD void store(std::uint32_t* word, std::uint32_t value) const { *word = value; }
+
+  /// One lane reads a word for all.
+  [[nodiscard]] LOOKAHEAD_HD std::uint32_t load(const std::uint32_t* word) const { return *word; }
+
+  int tile_rank = 0, tile_count = 1;
+};
+
+/// One thread. The classes that users see on a host are instances of this group.
+struct SerialGroup {
+  [[nodiscard]] LOOKAHEAD_HD int rank() const { return 0; }
+  [[nodiscard]] LOOKAHEAD_HD int size() const { return 1; }
+  LOOKAHEAD_HD void sync() const {}
+  [[nodiscard]] LOOKAHEAD_HD SerialTile tile() const { return {}; }
+
+  LOOKAHEAD_HD int exclusive_sum(int* a, int n) const {
+    int sum = 0;
+    for (int i = 0; i < n; ++i) {
+      const int value = a[i];
+      a[i] = sum;
+      sum += value;
+    }
+    return sum;
+  }
+
+  /// Shell's method: in place, no recursion, and quick on the few hundred keys of a step.
+  LOOKAHEAD_HD void sort(std::uint64_t* a, int n) const {
+    constexpr int gaps[] = {701, 301, 132, 57, 23, 10, 4, 1};
+    for (const int gap : gaps) {
+      for (int i = gap; i < n; ++i) {
+        const std::uint64_t key = a[i];
+        int j = i;
+        for (; j >= gap && a[j - gap] > key; j -= gap) a[j] = a[j - gap];
+        a[j] = key;
+      }
+    }
+  }
+};
+
+}  // namespace lookahead

@@ -1,0 +1,17 @@
+#pragma once
+/// @file lookahead.hpp
+/// Everything that a host needs.
+
+#include "lookahead/decoder.hpp"         // IWYU pragma: export
+#include "lookahead/errors.hpp"          // IWYU pragma: export
+#include "lookahead/estimates.hpp"       // IWYU pragma: export
+#include "lookahead/group.hpp"           // IWYU pragma: export
+#include "lookahead/jacobi_window.hpp"   // IWYU pragma: export
+#include "lookahead/lookahead_step.hpp"  // IWYU pragma: export
+#include "lookahead/mask.hpp"            // IWYU pragma: export
+#include "lookahead/model.hpp"           // IWYU pragma: export
+#include "lookahead/ngram_pool.hpp"      // IWYU pragma: export
+#include "lookahead/shape.hpp"           // IWYU pragma: export
+#include "lookahead/step_report.hpp"     // IWYU pragma: export
+#include "lookahead/token_tree.hpp"      // IWYU pragma: export
+#include "lookahead/verify_policy.hpp"   // IWYU pragma: export

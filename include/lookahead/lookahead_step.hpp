@@ -1,0 +1,188 @@
+#pragma once
+/// @file lookahead_step.hpp
+/// The algorithm without I/O: it never calls a model, never allocates and never throws of its own accord.
+
+#include <cassert>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <type_traits>
+
+#include "lookahead/detail/step.hpp"
+#include "lookahead/jacobi_window.hpp"
+#include "lookahead/ngram_pool.hpp"
+#include "lookahead/shape.hpp"
+#include "lookahead/step_report.hpp"
+#include "lookahead/token_tree.hpp"
+
+namespace lookahead {
+
+/// What a resolved step proposes. Valid until the next call of `plan`, `resolve`, `apply`, `append` or `abandon`.
+template <class Token>
+struct Proposal {
+  std::span<const std::int32_t> path;  ///< rows to commit: the pending chain and the accepted rows, in increasing order
+  std::span<const Token> tokens;       ///< the step's output; the last one becomes the root
+  bool stopped;                        ///< the last token ends the text
+};
+
+/// One request's lookahead decoding. A server that owns its loop calls, for each step,
+/// `plan` -> (the engine evaluates the tree) -> `resolve` -> (the engine commits the path) -> `apply`.
+/// `Decoder` is that loop for everybody else.
+///
+/// W, N and G fix capacities: a window of W columns and N - 1 levels, growth or up to G guesses. A step may use less of
+/// each, and fewer rows; every choice gives the same text. At every step boundary the committed context is all reported
+/// tokens except the pending chain, whose last token, the root, is the newest.
+///
+/// State is trivially copyable: a copy is a fork. A pool goes along as an argument, so that several requests may share
+/// it one after another.
+template <int W = 15, int N = 5, int G = 15, class Token = std::int32_t>
+class Lookahead {
+  static_assert(W >= 1, "A window has at least one column: pass shape.w = 0 to run without it.");
+  static_assert(N >= 2, "N-grams have at least two tokens: N = 2 is the smallest window.");
+  static_assert(G >= 0, "G counts guesses: 0 is a window alone.");
+  static_assert(sizeof(Token) <= 4, "Tokens have at most 32 bits: map yours to an integer of that size.");
+  using State = detail::StepState<W, N, G, Token>;
+
+ public:
+  using token_type = Token;
+  static constexpr int window = W, ngram = N, guesses = G;
+
+  /// The most rows of a tree, tokens of a step, tokens in a pending chain, and rows behind the root on a grown path.
+  static constexpr int max_rows = State::max_rows, max_block = State::max_block, max_pending = State::max_pending,
+                       max_depth = State::max_depth;
+
+  using Tree = TokenTreeStorage<Token, max_rows>;
+  using Pool = NGramPool<Token>;
+  using Report = StepReport<max_block>;
+
+  /// Begins a request. All prompt tokens but the last must be in the engine's context before the engine evaluates the
+  /// first tree; the last is the root. `seed` picks the window's first guesses. The pool is used as it is.
+  /// Precondition: the prompt is not empty. O(prompt.size()).
+  void start(Pool& pool, std::span<const Token> prompt, std::uint64_t seed = 0) noexcept {
+    assert(!prompt.empty());
+    Scratch scratch;
+    detail::start(SerialGroup{}, state_, pool.ref(), prompt.data(), static_cast<int>(prompt.size()), seed, scratch);
+    planned_ = resolved_ = false;
+  }
+
+  /// More input for the same request, behind everything reported so far. Returns how many tokens, counted from the end
+  /// of the engine's context (the pending chain first, then `tokens`), must be appended to that context before the next
+  /// tree is evaluated: 0 where the pending chain can take them all. Precondition: no step is planned.
+  /// O(tokens.size()).
+  std::size_t append(Pool& pool, std::span<const Token> tokens) noexcept {
+    assert(!planned_);
+    Scratch scratch;
+    return static_cast<std::size_t>(
+        detail::append(SerialGroup{}, state_, pool.ref(), tokens.data(), static_cast<int>(tokens.size()), scratch));
+  }
+
+  /// What `append` will return for `count` more tokens behind a pending chain of `pending`, so that an engine which may
+  /// fail can be asked first.
+  [[nodiscard]] static constexpr std::size_t tokens_to_cache(std::size_t pending, std::size_t count) noexcept {
+    return count == 0 || pending + count <= static_cast<std::size_t>(max_pending) ? 0 : pending + count - 1;
+  }
+
+  /// After the engine lost a part of its cache: the context now holds `context_size` tokens, and `pending` are the
+  /// reported tokens behind them. Preconditions: no step is planned; 1 <= pending.size() <= max_pending; the last is
+  /// the root.
+  void resume(std::size_t context_size, std::span<const Token> pending) noexcept {
+    assert(!planned_ && !pending.empty() && pending.size() <= static_cast<std::size_t>(max_pending));
+    state_.context_size = static_cast<std::int32_t>(context_size);
+    state_.pending_count = static_cast<std::int32_t>(pending.size());
+    for (std::size_t i = 0; i < pending.size(); ++i) state_.pending[i] = pending[i];
+  }
+
+  /// Writes the tree of the next step into `out`. With fewer rows allowed than are pending, the tree holds the first of
+  /// them, wants no logits and yields no token; with no row allowed it is empty. Same state, pool and arguments, same
+  /// tree. Uses some 100 kilobytes of stack at (15, 5, 15). Precondition: no step is planned.
+  void plan(Pool& pool, const Shape& shape, const Limits& limits, Tree& out) noexcept {
+    assert(!planned_);
+    Scratch scratch;
+    detail::plan(SerialGroup{}, state_, pool.ref(), shape, limits, out, scratch);
+    tree_ = &out;
+    planned_ = true;
+    resolved_ = false;
+  }
+
+  /// Walks from the root. `select(row)` gives the token behind a row; it is called once for each emitted token, in
+  /// order, and only on rows that the walk reaches. `top(row, out)` writes the best raw tokens of a wanted row, best
+  /// first, and returns how many (at least 1); it is called after the walk. `stop(token)` says whether the text ends
+  /// with a token. What a callable throws passes through and changes nothing: the step is still planned and may be
+  /// resolved again. Precondition: a step is planned, and its tree has not been changed.
+  template <class Select, class Top, class Stop>
+  Proposal<Token> resolve(Select&& select, Top&& top, Stop&& stop) {
+    assert(planned_);
+    resolved_ = false;
+    detail::resolve(
+        SerialGroup{}, state_, *tree_, select,
+        [&](int row, Token* out, int count) {
+          return top(row, std::span<Token>(out, static_cast<std::size_t>(count)));
+        },
+        stop);
+    resolved_ = true;
+    return proposal();
+  }
+
+  /// Shortens the proposal to its first `n` tokens. Precondition: a step is resolved; 1 <= n <= proposal.tokens.size().
+  Proposal<Token> accept(std::size_t n) noexcept {
+    assert(resolved_ && n >= 1 && n <= static_cast<std::size_t>(state_.selected_count));
+    const int dropped = state_.selected_count - static_cast<int>(n);
+    state_.selected_count -= dropped;
+    state_.path_count -= dropped;
+    if (dropped > 0) state_.stopped = false;
+    return proposal();
+  }
+
+  /// Drops the planned step, resolved or not, after a preemption for example: as if it had never been planned. The
+  /// engine must not commit.
+  void abandon() noexcept {
+    state_.path_count = state_.selected_count = 0;
+    planned_ = resolved_ = false;
+  }
+
+  /// Takes the proposal, after the engine has appended the first `kept` rows of its path to the context: scores the
+  /// estimates, harvests and rolls the window, feeds the pool. Preconditions: a step is resolved;
+  /// tree.root() < kept <= proposal.path.size(), as the `Model` concept demands of `commit`.
+  void apply(Pool& pool, std::size_t kept) noexcept {
+    assert(resolved_ && kept <= static_cast<std::size_t>(state_.path_count) && static_cast<int>(kept) > tree_->root);
+    Scratch scratch;
+    detail::apply(SerialGroup{}, state_, pool.ref(), *tree_, static_cast<int>(kept), scratch);
+    planned_ = resolved_ = false;
+  }
+
+  /// A copy for another continuation of the same text. Precondition: no step is planned.
+  [[nodiscard]] Lookahead fork() const noexcept {
+    assert(!planned_);
+    return *this;
+  }
+
+  /// Tokens in the committed context.
+  [[nodiscard]] std::size_t context_size() const noexcept { return static_cast<std::size_t>(state_.context_size); }
+
+  /// Accepted tokens that are not cached yet; the last is the root.
+  [[nodiscard]] std::span<const Token> pending() const noexcept {
+    return {state_.pending, static_cast<std::size_t>(state_.pending_count)};
+  }
+
+  /// The account of the last planned step; tokens and accepted rows are filled in by `apply`.
+  [[nodiscard]] const Report& report() const noexcept { return state_.report; }
+
+  /// The window and the estimates, for display and tests.
+  [[nodiscard]] const JacobiWindow<W, N, Token>& jacobi_window() const noexcept { return state_.window; }
+  [[nodiscard]] const Estimates& estimates() const noexcept { return state_.estimates; }
+
+ private:
+  using Scratch = detail::StepScratch<W, N, G, Token>;
+
+  [[nodiscard]] Proposal<Token> proposal() const noexcept {
+    return {{state_.path, static_cast<std::size_t>(state_.path_count)},
+            {state_.selected, static_cast<std::size_t>(state_.selected_count)},
+            state_.stopped};
+  }
+
+  State state_{};
+  const Tree* tree_ = nullptr;
+  bool planned_ = false, resolved_ = false;
+};
+
+}  // namespace lookahead

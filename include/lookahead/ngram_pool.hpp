@@ -1,0 +1,266 @@
+#pragma once
+/// @file ngram_pool.hpp
+/// One bounded table for every source of n-grams.
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "lookahead/detail/config.hpp"
+#include "lookahead/errors.hpp"
+#include "lookahead/estimates.hpp"
+#include "lookahead/group.hpp"
+
+namespace lookahead {
+
+/// A hash of the last tokens of a path, extended from the newest token backwards.
+class ContextHash {
+ public:
+  LOOKAHEAD_HD constexpr void push(std::uint32_t token) {
+    state_ = (state_ ^ token) * 0x9E3779B97F4A7C15U;
+    state_ ^= state_ >> 32;
+    ++length_;
+  }
+  /// Tokens so far.
+  [[nodiscard]] LOOKAHEAD_HD constexpr int length() const { return length_; }
+  /// The hash of (length, tokens): the finaliser of splitmix64.
+  [[nodiscard]] LOOKAHEAD_HD constexpr std::uint64_t value() const {
+    std::uint64_t x = state_ + static_cast<std::uint64_t>(length_) * 0xD1B54A32D192ED03U;
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9U;
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EBU;
+    return x ^ (x >> 31);
+  }
+
+ private:
+  std::uint64_t state_ = 0x2545F4914F6CDD1DU;
+  int length_ = 0;
+};
+
+/// 32 slots as planes, so that 32 lanes read a plane as one 128-byte line. A key is the fingerprint of a context (27
+/// bits), the source (2) and, for recycled entries, the rank (3). A slot whose stamp is at or below the floor is empty.
+struct alignas(128) PoolSet {
+  static constexpr int slots = 32;
+  static constexpr std::uint32_t fingerprint_mask = ~31U;
+  std::uint32_t key[slots], token[slots], stamp[slots];
+};
+
+/// One thing to file: `count` tokens behind the context with hash `context`. Text and window: one token. Recycled: the
+/// best tokens, best first.
+struct PoolInsert {
+  std::uint64_t context;
+  Source source;
+  int count;  ///< 0 files nothing
+  std::uint32_t token[8];
+};
+
+/// The pool as algorithms see it, on a host or a device: a trivially copyable reference. `NGramPool` owns the memory.
+struct NGramPoolRef {
+  /// `now` is the stamp of the newest entry. A pool that comes near the end of the stamps is emptied.
+  struct Clock {
+    std::uint32_t now, floor;
+  };
+  static constexpr std::uint32_t last_stamp = 0xFFFF0000U;
+
+  PoolSet* sets;
+  std::uint32_t set_count;
+  Clock* clock;
+
+  [[nodiscard]] LOOKAHEAD_HD std::uint32_t index(std::uint64_t context) const {
+    return static_cast<std::uint32_t>(((context >> 32) * set_count) >> 32);
+  }
+  [[nodiscard]] static LOOKAHEAD_HD std::uint32_t key(std::uint64_t context, Source source, int rank) {
+    return (static_cast<std::uint32_t>(context) & PoolSet::fingerprint_mask) | static_cast<std::uint32_t>(source) << 3 |
+           static_cast<std::uint32_t>(rank);
+  }
+
+  /// Files one thing with a stamp that is newer than all others. Entries are equal when context, source and token are
+  /// (for recycled entries: context, source and rank). An equal entry gets the new stamp, else the oldest slot of the
+  /// set goes. O(1).
+  template <class Tile>
+  LOOKAHEAD_HD void insert(const Tile& tile, const PoolInsert& what, std::uint32_t stamp) const {
+    PoolSet& set = sets[index(what.context)];
+    for (int rank = 0; rank < what.count; ++rank) {
+      const bool recycled = what.source == Source::recycled;
+      const std::uint32_t k = key(what.context, what.source, recycled ? rank : 0);
+      std::uint32_t same = tile.match(set.key, ~0U, k);
+      if (same != 0 && !recycled) same &= tile.match(set.token, ~0U, what.token[rank]);
+      const int lane = same != 0 ? lowest(same) : tile.oldest(set.stamp);
+      tile.store(&set.key[lane], k);
+      tile.store(&set.token[lane], what.token[rank]);
+      tile.store(&set.stamp[lane], stamp);
+    }
+  }
+
+  /// Calls visit(source, rank, token, stamp) for every entry of a context. The rank of text and window entries is their
+  /// recency among the entries of that context and source, 0 for the newest, at most 7. O(1).
+  template <class Tile, class Visit>
+  LOOKAHEAD_HD void for_each(const Tile& tile, std::uint64_t context, Visit&& visit) const {
+    const PoolSet& set = sets[index(context)];
+    std::uint32_t found =
+        tile.match(set.key, PoolSet::fingerprint_mask, static_cast<std::uint32_t>(context) & PoolSet::fingerprint_mask);
+    if (found == 0) return;
+    int lanes[PoolSet::slots], count = 0;
+    std::uint32_t keys[PoolSet::slots], stamps[PoolSet::slots];
+    for (; found != 0; found &= found - 1) {
+      const int lane = lowest(found);
+      const std::uint32_t stamp = tile.load(&set.stamp[lane]);
+      if (stamp <= clock->floor) continue;
+      lanes[count] = lane;
+      keys[count] = tile.load(&set.key[lane]);
+      stamps[count++] = stamp;
+    }
+    for (int i = 0; i < count; ++i) {
+      const auto source = static_cast<Source>(keys[i] >> 3 & 3);
+      int rank = static_cast<int>(keys[i] & 7);
+      if (source != Source::recycled)
+        for (int j = 0; j < count && rank < 7; ++j)
+          rank += static_cast<int>(keys[j] == keys[i] && stamps[j] > stamps[i]);
+      visit(source, rank, tile.load(&set.token[lanes[i]]), stamps[i]);
+    }
+  }
+
+  /// Files `count` things in order, by all threads of the group; a set belongs to one tile, which keeps the order.
+  template <class Gr>
+  LOOKAHEAD_HD void insert_all(const Gr& g, const PoolInsert* what, int count) const {
+    if (clock->now > last_stamp) empty(g);
+    const auto tile = g.tile();
+    const std::uint32_t now = clock->now;
+    for (int i = 0; i < count; ++i) {
+      if (what[i].count == 0 ||
+          index(what[i].context) % static_cast<std::uint32_t>(tile.count()) != static_cast<std::uint32_t>(tile.rank()))
+        continue;
+      insert(tile, what[i], now + 1 + static_cast<std::uint32_t>(i));
+    }
+    g.sync();
+    if (g.rank() == 0) clock->now = now + static_cast<std::uint32_t>(count);
+    g.sync();
+  }
+
+ private:
+  template <class Gr>
+  LOOKAHEAD_HD void empty(const Gr& g) const {
+    for (std::uint32_t s = static_cast<std::uint32_t>(g.rank()); s < set_count;
+         s += static_cast<std::uint32_t>(g.size()))
+      for (int i = 0; i < PoolSet::slots; ++i) sets[s].stamp[i] = 0;
+    g.sync();
+    if (g.rank() == 0) *clock = {0, 0};
+    g.sync();
+  }
+
+  [[nodiscard]] static LOOKAHEAD_HD int lowest(std::uint32_t bits) {
+#if defined(__CUDA_ARCH__)
+    return __ffs(static_cast<int>(bits)) - 1;
+#else
+    return __builtin_ctz(bits);
+#endif
+  }
+};
+
+/// The newest tokens of a text, as far back as the longest context reaches.
+template <class Token>
+struct TextTail {
+  Token token[max_context_length];  ///< oldest first
+  std::int32_t count;
+};
+
+/// Working memory of `file_text`.
+template <class Token>
+struct TextScratch {
+  static constexpr int chunk = 32;
+  Token text[max_context_length + chunk];
+  PoolInsert inserts[chunk * context_length_count];
+};
+
+/// Files `count` tokens that follow the text that ends in `tail`, each under its contexts, in order; moves `tail`
+/// along.
+template <class Gr, class Token>
+LOOKAHEAD_HD void file_text(const Gr& g, const NGramPoolRef& pool, TextTail<Token>& tail, const Token* tokens,
+                            int count, TextScratch<Token>& scratch) {
+  for (int done = 0; done < count; done += TextScratch<Token>::chunk) {
+    const int before = tail.count;
+    const int m = count - done < TextScratch<Token>::chunk ? count - done : TextScratch<Token>::chunk;
+    for (int i = g.rank(); i < before + m; i += g.size())
+      scratch.text[i] = i < before ? tail.token[i] : tokens[done + i - before];
+    g.sync();
+    for (int i = g.rank(); i < m; i += g.size()) {
+      ContextHash hash;
+      int index = 0;
+      for (int j = before + i - 1; index < context_length_count; --j) {
+        PoolInsert& insert = scratch.inserts[i * context_length_count + index];
+        if (j < 0) {
+          insert.count = 0;
+          ++index;
+          continue;
+        }
+        hash.push(static_cast<std::uint32_t>(scratch.text[j]));
+        if (hash.length() != context_length(index)) continue;
+        insert.context = hash.value();
+        insert.source = Source::text;
+        insert.count = 1;
+        insert.token[0] = static_cast<std::uint32_t>(scratch.text[before + i]);
+        ++index;
+      }
+    }
+    g.sync();
+    pool.insert_all(g, scratch.inserts, m * context_length_count);
+    if (g.rank() == 0) {
+      tail.count = before + m < max_context_length ? before + m : max_context_length;
+      for (int i = 0; i < tail.count; ++i) tail.token[i] = scratch.text[before + m - tail.count + i];
+    }
+    g.sync();
+  }
+}
+
+/// A bounded table of n-grams from every source, private to one request: an n-gram is filed under its first tokens (the
+/// *context*) and gives the next token. `Lookahead` fills and reads it; a caller may add texts of its own.
+///
+/// Set-associative: the hash of (context length, context) picks a set of 32 slots, and the oldest entry of a full set
+/// goes. It allocates at construction only. A wrong entry costs at most a wasted row, never a wrong token.
+template <class Token = std::int32_t>
+class NGramPool {
+  static_assert(sizeof(Token) <= 4, "Tokens have at most 32 bits: map yours to an integer of that size.");
+
+ public:
+  using token_type = Token;
+  static constexpr std::size_t default_slots = std::size_t{1} << 17;
+  static constexpr std::size_t max_slots = std::size_t{1} << 31;
+
+  /// A pool of at least `slots` entries, 12 bytes each; rounded up to a multiple of 32.
+  /// Throws InvalidArgument if `slots` is 0 or above `max_slots`.
+  explicit NGramPool(std::size_t slots = default_slots) : sets_(checked(slots)) {}
+
+  /// Number of entries that fit.
+  [[nodiscard]] std::size_t slots() const { return sets_.size() * PoolSet::slots; }
+
+  /// Forgets everything. O(1).
+  void reset() noexcept { clock_.floor = clock_.now; }
+
+  /// Files a text that is independent of all others, a corpus for example. O(text.size()), no allocation.
+  void add_text(std::span<const Token> text) noexcept {
+    TextTail<Token> tail{};
+    TextScratch<Token> scratch;
+    constexpr std::size_t piece = std::size_t{1} << 30;
+    for (; !text.empty(); text = text.subspan(text.size() < piece ? text.size() : piece))
+      file_text(SerialGroup{}, ref(), tail, text.data(), static_cast<int>(text.size() < piece ? text.size() : piece),
+                scratch);
+  }
+
+  /// What the algorithms work on. Valid while this pool lives and is not moved from or assigned to.
+  [[nodiscard]] NGramPoolRef ref() noexcept {
+    return {sets_.data(), static_cast<std::uint32_t>(sets_.size()), &clock_};
+  }
+
+ private:
+  static std::size_t checked(std::size_t slots) {
+    if (slots == 0 || slots > max_slots)
+      throw InvalidArgument("a pool of " + std::to_string(slots) + " slots: pass 1 to " + std::to_string(max_slots));
+    return (slots + PoolSet::slots - 1) / PoolSet::slots;
+  }
+
+  std::vector<PoolSet> sets_;
+  NGramPoolRef::Clock clock_{0, 0};
+};
+
+}  // namespace lookahead

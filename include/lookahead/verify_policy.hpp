@@ -1,0 +1,32 @@
+#pragma once
+/// @file verify_policy.hpp
+/// How the next token is chosen from a row's results.
+
+#include <concepts>
+#include <cstdint>
+
+#include "lookahead/model.hpp"
+
+namespace lookahead {
+
+/// Chooses the token behind a row.
+/// 1. `v.select(model, row, position)` is called once for each emitted token, in order of the text, and only on rows
+/// that
+///    the walk reaches; `position` is the absolute position of the token that is chosen.
+/// 2. The choice depends on the row's results, the position, the tokens chosen before, and nothing else: then the
+/// output
+///    equals plain decoding with the same policy, token for token.
+template <class V, class M>
+concept VerifyPolicy = HasTokenType<M> && requires(V& v, M& model, int row, std::int64_t position) {
+  { v.select(model, row, position) } -> std::convertible_to<typename M::token_type>;
+};
+
+/// Greedy decoding: the arg-max, the lowest token on ties.
+struct GreedyVerify {
+  template <ReadsChoices M>
+  typename M::token_type select(M& model, int row, std::int64_t) const {
+    return next_token(model, row);
+  }
+};
+
+}  // namespace lookahead
