@@ -22,7 +22,7 @@ struct JacobiWindow {
 
   Token cell[levels][W];
   Token segment[W + N - 2];  ///< where cells restart: cell(r, j) = segment[r + j]
-  std::int32_t age[W];       ///< how many of the newest cells of a column are predictions, at most N
+  std::int32_t age[W];       ///< how many of the last cells of a column are predictions, at most n - 1
   std::int32_t w, n;         ///< extents of the part that is up to date
 
   /// Fills the window from W + N - 2 prompt tokens at a place that `seed` picks, repeated if the prompt is short. All
@@ -48,10 +48,15 @@ struct JacobiWindow {
       for (int r = j < w ? n - 1 : j == 0 ? 1 : 0; r < new_n - 1; ++r) cell[r][j] = segment[r + j];
   }
 
-  /// Sets the extents. Precondition: `prepare` was called with them since the last change.
+  /// Sets the extents. Levels that go take their predictions along. Precondition: `prepare` was called with them since
+  /// the last change.
   LOOKAHEAD_HD void resize(int new_w, int new_n) {
-    for (int j = 0; j < new_w; ++j)
-      if (j >= w || new_n > n) age[j] = 0;
+    for (int j = 0; j < new_w; ++j) {
+      if (j >= w || new_n > n)
+        age[j] = 0;
+      else
+        age[j] = age[j] > n - new_n ? age[j] - (n - new_n) : 0;
+    }
     w = new_w;
     n = new_n;
   }
@@ -70,7 +75,7 @@ struct JacobiWindow {
       g.sync();
     }
     if (g.rank() == 0) {
-      for (int j = 0; j < w; ++j) age[j] = j + shift < w ? (age[j + shift] < N ? age[j + shift] + 1 : N) : 0;
+      for (int j = 0; j < w; ++j) age[j] = j + shift < w ? (age[j + shift] < n - 1 ? age[j + shift] + 1 : n - 1) : 0;
       cell[0][0] = root;
     }
     g.sync();
