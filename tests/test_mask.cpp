@@ -250,11 +250,11 @@ TEST_CASE("buffers and limits that are too small are refused, and nothing is wri
     refuses([&] { child_links(tree, links, small); }, rows - 1, rows);
     const int leaves = leaf_count(tree);
     CHECK(refusal([&] { sequence_ids(tree, leaves - 1, ids); }) ==
-          "The tree has " + std::to_string(leaves) + " leaves and needs a sequence id for each, but " +
-              std::to_string(leaves - 1) + " are allowed: allow more ids or plan fewer rows.");
+          "the tree has " + std::to_string(leaves) + " leaves and needs a sequence id for each, but " +
+              std::to_string(leaves - 1) + " are allowed: allow more ids or plan fewer rows");
     CHECK(refusal([&] { TreeMask(tree, MaskColumns::tree, tree.size() - 1); }) ==
-          "A mask of " + std::to_string(rows - 1) + " rows cannot hold a tree of " + std::to_string(rows) +
-              " rows: pass a row count of at least that.");
+          "a mask of " + std::to_string(rows - 1) + " rows cannot hold a tree of " + std::to_string(rows) +
+              " rows: pass a row count of at least that");
     const auto untouched = [](const auto& buffer, const auto& nine_) {
       return std::all_of(buffer.begin(), buffer.end(), [&](const auto& x) { return x == nine_; });
     };
@@ -278,7 +278,7 @@ TEST_CASE("a batch beyond 32-bit offsets is refused") {
   const std::vector<TreeMask<>> masks(2, TreeMask(tree.view(), MaskColumns::context_and_tree));
   std::vector<std::int32_t> indptr(3);
   CHECK(contains(refusal([&] { TreeMask<>::write_bytes(masks, {}, indptr); }),
-                 "take 2147483664 bytes, but 32-bit offsets reach 2147483647: split the batch."));
+                 "take 2147483664 bytes, but 32-bit offsets reach 2147483647: split the batch"));
 }
 
 TEST_CASE("the empty tree has empty exports") {
