@@ -19,22 +19,6 @@ constexpr std::uint64_t max_alignment = 65536;
 constexpr std::uint32_t string_type = 8, array_type = 9;
 constexpr const char* fetch_again = "; the file is damaged or incomplete, fetch it again";
 
-struct TypeLayout {
-  WeightType type;
-  const char* name;
-  std::size_t block, bytes;  ///< numbers and bytes of a block
-};
-constexpr TypeLayout layouts[] = {
-    {WeightType::f32, "F32", 1, 4},     {WeightType::f16, "F16", 1, 2},     {WeightType::q4_0, "Q4_0", 32, 18},
-    {WeightType::q4_1, "Q4_1", 32, 20}, {WeightType::q8_0, "Q8_0", 32, 34}, {WeightType::bf16, "BF16", 1, 2},
-};
-
-const TypeLayout* find_layout(std::uint32_t type) {
-  for (const TypeLayout& l : layouts)
-    if (static_cast<std::uint32_t>(l.type) == type) return &l;
-  return nullptr;
-}
-
 /// Bytes of a metadata value of fixed size; 0 for strings, arrays and unknown types.
 std::size_t scalar_bytes(std::uint32_t type) {
   constexpr std::size_t bytes[] = {1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8};
@@ -118,16 +102,6 @@ class Cursor {
 };
 
 }  // namespace
-
-const char* weight_type_name(WeightType type) {
-  const TypeLayout* layout = find_layout(static_cast<std::uint32_t>(type));
-  return layout == nullptr ? "unknown" : layout->name;
-}
-
-std::size_t row_bytes(WeightType type, std::size_t columns) {
-  const TypeLayout* layout = find_layout(static_cast<std::uint32_t>(type));
-  return layout == nullptr ? 0 : columns / layout->block * layout->bytes;
-}
 
 struct GgufFile::Content {
   std::string name;
@@ -227,17 +201,17 @@ struct GgufFile::Content {
     const auto type = in.read<std::uint32_t>("a tensor type");
     const auto offset = in.read<std::uint64_t>("a tensor offset");
 
-    const TypeLayout* layout = find_layout(type);
-    if (layout == nullptr)
+    const std::optional<WeightType> known = weight_type(type);
+    if (!known)
       in.fail(label + " has weight type " + std::to_string(type) +
               "; F32, F16, BF16, Q8_0, Q4_0 and Q4_1 are supported; convert the model to one of them");
-    tensor.type = layout->type;
-    if (tensor.shape[0] % layout->block != 0)
-      in.fail(label + " has rows of " + std::to_string(tensor.shape[0]) + " numbers; " + layout->name + " packs " +
-              std::to_string(layout->block) + " at a time" + fetch_again);
-    std::uint64_t bytes = layout->bytes;
+    tensor.type = *known;
+    if (tensor.shape[0] % block_numbers(*known) != 0)
+      in.fail(label + " has rows of " + std::to_string(tensor.shape[0]) + " numbers; " + weight_type_name(*known) +
+              " packs " + std::to_string(block_numbers(*known)) + " at a time" + fetch_again);
+    std::uint64_t bytes = block_bytes(*known);
     for (std::size_t d = 0; d < 4; ++d) {
-      const std::uint64_t factor = d == 0 ? tensor.shape[0] / layout->block : tensor.shape[d];
+      const std::uint64_t factor = d == 0 ? tensor.shape[0] / block_numbers(*known) : tensor.shape[d];
       if (factor == 0 || bytes > file_size / factor)
         in.fail(label + " has a dimension of 0, or is larger than the file, which has " + std::to_string(file_size) +
                 " bytes" + fetch_again);

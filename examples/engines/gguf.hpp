@@ -15,6 +15,8 @@
 #include <string_view>
 #include <vector>
 
+#include "engines/weights.hpp"
+
 namespace lookahead::engines {
 
 /// The model file cannot be used: it is damaged, incomplete, or holds something that this engine does not support. The
@@ -22,16 +24,6 @@ namespace lookahead::engines {
 struct ModelFileError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
-
-/// How the numbers of a tensor are stored; the values are the ones of the file format. Quantised types pack 32 numbers
-/// of a row in a block.
-enum class WeightType : std::uint32_t { f32 = 0, f16 = 1, q4_0 = 2, q4_1 = 3, q8_0 = 8, bf16 = 30 };
-
-/// The name of a type, as in "Q8_0".
-[[nodiscard]] const char* weight_type_name(WeightType type);
-
-/// Bytes of a row of `columns` numbers. Precondition: whole blocks.
-[[nodiscard]] std::size_t row_bytes(WeightType type, std::size_t columns);
 
 /// A tensor of a file, in row-major order: `shape[0]` is the length of a row, the number of rows is the product of the
 /// rest. Unused dimensions are 1.

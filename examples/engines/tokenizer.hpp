@@ -16,7 +16,8 @@ namespace lookahead::engines {
 
 /// The tokenizer of a model file: SentencePiece BPE (merges by score, bytes for what the vocabulary lacks).
 ///
-/// Bytes that are not UTF-8 are kept: each becomes its byte token, so `decode(encode(text))` gives every text back.
+/// Bytes that are not UTF-8 are kept: each becomes its byte token, so `decode(encode(text))` gives a text back (only
+/// U+2581, which SentencePiece uses for the space, comes back as one).
 /// Movable, not copyable. All const members may be called from several threads at once.
 class Tokenizer {
  public:
