@@ -30,11 +30,11 @@ struct Class {
   friend auto operator<=>(const Class&, const Class&) = default;
 };
 
-/// 1 as a Q0.32 number; estimates are at most one - 2^16.
-constexpr std::uint64_t one = std::uint64_t{1} << 32;
-constexpr std::uint64_t largest_estimate = one - 65536;
+/// The reach of the root, which stands for certainty, and the largest estimate, as Q0.32 numbers.
+constexpr std::uint64_t certain = 0xFFFFFFFFU;
+constexpr std::uint64_t largest_estimate = 0xFFFF0000U;
 
-/// The product of two Q0.32 numbers, of which at most one is `one`.
+/// The product of two Q0.32 numbers.
 constexpr std::uint64_t product(std::uint64_t a, std::uint64_t b) { return a * b >> 32; }
 
 using Estimate = std::function<std::uint64_t(const Class&)>;
@@ -42,8 +42,7 @@ using Estimate = std::function<std::uint64_t(const Class&)>;
 struct Candidate {
   Token token;
   Class its_class;
-  std::uint64_t q;      ///< the chance that it is the one, given that no better candidate was
-  std::uint64_t share;  ///< the chance that it is the one
+  std::uint64_t q;  ///< the chance that it is the one, given that no better candidate was
 };
 
 /// A row of a draft.
@@ -83,7 +82,7 @@ class Pool {
   [[nodiscard]] std::vector<Candidate> candidates(const Tokens& text, const Estimate& estimate) const {
     std::vector<Candidate> all;
     const auto offer = [&](Token token, Class its_class) {
-      all.push_back({token, its_class, std::min(estimate(its_class), largest_estimate), 0});
+      all.push_back({token, its_class, std::min(estimate(its_class), largest_estimate)});
     };
     for (const int length : {1, 2, 3, 4, 6, 9, 13}) {
       const auto context = ending(text, text.size(), length);
@@ -102,13 +101,9 @@ class Pool {
     std::sort(all.begin(), all.end(), [&](const Candidate& a, const Candidate& b) { return key(a) < key(b); });
 
     std::vector<Candidate> best;
-    std::uint64_t rest = one;
-    for (Candidate c : all) {
+    for (const Candidate& c : all) {
       const bool known = std::any_of(best.begin(), best.end(), [&](const Candidate& b) { return b.token == c.token; });
-      if (known || best.size() == 16) continue;
-      c.share = product(c.q, rest);
-      if (c.q > 0) rest = product(rest, one - c.q);
-      best.push_back(c);
+      if (!known && best.size() < 16) best.push_back(c);
     }
     return best;
   }
@@ -118,26 +113,30 @@ class Pool {
   [[nodiscard]] std::vector<Draft> grow(const Tokens& text, int rows, int max_depth, const Estimate& estimate,
                                         const std::map<Tokens, bool>& planted = {}) const {
     std::vector<Draft> taken, open;
-    const std::function<bool(const Draft&, const Draft&)> before = [&](const Draft& a, const Draft& b) {
-      if (a.reach != b.reach) return a.reach > b.reach;
-      if (a.depth != b.depth) return a.depth < b.depth;
+    // Rows of one depth are in order of their parents, then of the candidates.
+    const std::function<bool(const Draft&, const Draft&)> in_front = [&](const Draft& a, const Draft& b) {
       if (a.parent == b.parent) return a.order < b.order;
-      return before(taken[static_cast<std::size_t>(a.parent)], taken[static_cast<std::size_t>(b.parent)]);
+      return in_front(taken[static_cast<std::size_t>(a.parent)], taken[static_cast<std::size_t>(b.parent)]);
     };
+    const auto before = [&](const Draft& a, const Draft& b) {
+      if (a.reach != b.reach) return a.reach > b.reach;
+      return a.depth != b.depth ? a.depth < b.depth : in_front(a, b);
+    };
+    // Every candidate takes its part of what the better ones left over of the parent's reach.
     const auto expand = [&](int parent, std::uint64_t reach, const Tokens& path) {
       if (static_cast<int>(path.size()) == max_depth) return;
       Tokens whole = text;
       whole.insert(whole.end(), path.begin(), path.end());
       int order = 0;
       for (const Candidate& c : candidates(whole, estimate)) {
-        Draft child{parent,      order++, static_cast<int>(path.size()) + 1, product(reach, c.share), path,
-                    c.its_class, false};
+        Draft child{parent, order++, static_cast<int>(path.size()) + 1, product(reach, c.q), path, c.its_class, false};
+        reach -= child.reach;
         child.path.push_back(c.token);
         child.planted = planted.count(child.path) > 0;
         if (child.reach > 0) open.push_back(child);
       }
     };
-    expand(-1, one, {});
+    expand(-1, certain, {});
     while (!open.empty()) {
       const auto best = std::min_element(open.begin(), open.end(), before);
       const Draft row = *best;

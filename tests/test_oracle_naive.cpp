@@ -22,8 +22,8 @@ using lookahead::TokenTreeStorage;
 using lookahead::testing::OracleModel;
 using lookahead::testing::OracleOptions;
 using lookahead::testing::plain_decode;
+using naive::certain;
 using naive::Class;
-using naive::one;
 using naive::Source;
 using naive::Token;
 using naive::Tokens;
@@ -40,7 +40,7 @@ naive::Window counting_window(int w, int n, bool slides) {
   return window;
 }
 
-std::uint64_t flat(const Class& c) { return (one >> 1) / static_cast<std::uint64_t>(c.rank + 1); }
+std::uint64_t flat(const Class& c) { return (certain >> 1) / static_cast<std::uint64_t>(c.rank + 1); }
 
 // Decoding with the naive parts: a window of (w, n), 0 columns for none, and growth to `rows` rows behind the window.
 struct NaiveDecoder {
@@ -222,7 +222,7 @@ TEST_CASE("the naive pool ranks by recency and recycles by rank") {
   const Tokens text{1, 2, 1, 3, 1, 2, 5, 1};
   pool.add_text(text, text.size());
   const auto by_class = [](const Class& c) {
-    return (one >> 8) * static_cast<std::uint64_t>(c.length * 16 - c.rank + (c.source == Source::text ? 0 : 100));
+    return (certain >> 8) * static_cast<std::uint64_t>(c.length * 16 - c.rank + (c.source == Source::text ? 0 : 100));
   };
   auto found = pool.candidates({1}, by_class);
   REQUIRE(found.size() == 2);
@@ -230,9 +230,13 @@ TEST_CASE("the naive pool ranks by recency and recycles by rank") {
   CHECK(found[0].its_class == Class{1, Source::text, 0});
   CHECK(found[1].token == 3);
   CHECK(found[1].its_class == Class{1, Source::text, 1});
-  CHECK(found[0].q == one >> 4);
-  CHECK(found[0].share == one >> 4);
-  CHECK(found[1].share == naive::product((one >> 8) * 15, one - (one >> 4)));
+  CHECK(found[0].q == (certain >> 8) * 16);
+  auto rows = pool.grow({1}, 2, 1, by_class);
+  REQUIRE(rows.size() == 2);
+  CHECK(rows[0].path == Tokens{2});
+  CHECK(rows[0].reach == 0x0FFFFFEF);
+  CHECK(rows[1].path == Tokens{3});
+  CHECK(rows[1].reach == 0x0E0FFFF2);
 
   // Two tokens of context know more than one, and a token keeps its best class.
   found = pool.candidates({9, 1, 2}, by_class);
@@ -262,12 +266,14 @@ TEST_CASE("the naive pool ranks by recency and recycles by rank") {
 
   // A set is cut to 16, and never promises more than certainty.
   for (int t = 100; t < 130; ++t) pool.add_text({50, t}, 1);
-  found = pool.candidates({50}, [](const Class&) { return 2 * one; });
+  const auto sure = [](const Class&) { return 2 * certain; };
+  found = pool.candidates({50}, sure);
   REQUIRE(found.size() == 16);
   CHECK(found[0].token == 129);
-  CHECK(found[0].share == naive::largest_estimate);
-  CHECK(found[1].share == 65536 - 1);
-  CHECK(found[2].share == 0);
+  rows = pool.grow({50}, 20, 1, sure);
+  REQUIRE(rows.size() == 2);
+  CHECK(rows[0].reach == 0xFFFEFFFF);
+  CHECK(rows[1].reach == 0x0000FFFF);
   CHECK(found[7].token == 100);
   CHECK(found[7].its_class.rank == 7);
 }
@@ -294,8 +300,8 @@ TEST_CASE("naive growth takes the rows of the largest reach") {
     pool.add_text(text, text.size());
     if (below(2) == 0) pool.recycle(text, {2, 0, 1});
     const auto all = pool.grow(text, 100000, 4, flat);
-    std::uint64_t before = one;
-    std::map<Tokens, std::uint64_t> reach{{Tokens{}, one}}, spent;
+    std::uint64_t before = certain;
+    std::map<Tokens, std::uint64_t> reach{{Tokens{}, certain}}, spent;
     for (const auto& row : all) {
       CHECK(row.reach <= before);
       before = row.reach;
