@@ -61,7 +61,7 @@ struct Fixture {
     tree.add(5, 11);
     for (const int r : {1, 2, 4, 6}) tree.want(r);
   }
-  void flip(int row, int bit) { tree.ancestor[row][bit / 32] ^= 1U << (bit % 32); }
+  void flip(int row, int bit) { tree.ancestor[row * tree.words + bit / 32] ^= 1U << (bit % 32); }
 };
 
 OracleFault fault_of(const std::function<void()>& call) {

@@ -203,8 +203,8 @@ TEST_CASE("trees work in constant expressions") {
   static_assert(tree.rows == 40 && tree.root == 1 && tree.wanted_count == 2);
   static_assert(tree.wanted[0] == 1 && tree.wanted[1] == 39);
   static_assert(tree.position[39] == 42 && tree.depth[39] == 38 && tree.parent[39] == 38);
-  static_assert(tree.ancestor[39][0] == 0xFFFFFFFFU && tree.ancestor[39][1] == 0xFFU);
   static constexpr TokenTreeStorage<std::uint8_t, 40> kept = tree;
+  static_assert(kept.view().ancestors(39)[0] == 0xFFFFFFFFU && kept.view().ancestors(39)[1] == 0xFFU);
   static_assert(kept.view().size() == 40 && kept.view().tokens()[39] == 39 && kept.view().wanted()[1] == 39);
   static_assert(kept.view().child(38, 39) == 39 && kept.view().is_wanted(39) && !kept.view().is_wanted(38));
   static_assert(TokenTree<>().empty());

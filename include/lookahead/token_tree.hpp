@@ -101,7 +101,7 @@ struct TokenTreeStorage {
   std::int32_t rows, root, context_size, wanted_count;
   Token token[MaxRows];
   std::int32_t parent[MaxRows], depth[MaxRows], position[MaxRows], wanted[MaxRows];
-  std::uint32_t ancestor[MaxRows][words];
+  std::uint32_t ancestor[MaxRows * words];  ///< [MaxRows][words], flat so that a view may step through it
   std::uint32_t want_bits[words];
 
   /// Starts a tree that consists of the first `count` tokens of a pending chain on top of `context` cached tokens.
@@ -127,10 +127,10 @@ struct TokenTreeStorage {
   LOOKAHEAD_HD constexpr void set(int r, int parent_row, Token t) {
     token[r] = t;
     parent[r] = parent_row;
-    depth[r] = r <= root ? 0 : depth[parent_row] + 1;
+    depth[r] = parent_row < 0 || r <= root ? 0 : depth[parent_row] + 1;
     position[r] = parent_row < 0 ? context_size : position[parent_row] + 1;
-    for (int w = 0; w < words; ++w) ancestor[r][w] = parent_row < 0 ? 0U : ancestor[parent_row][w];
-    ancestor[r][r / 32] |= 1U << (r % 32);
+    for (int w = 0; w < words; ++w) ancestor[r * words + w] = parent_row < 0 ? 0U : ancestor[parent_row * words + w];
+    ancestor[r * words + r / 32] |= 1U << (r % 32);
   }
 
   /// Asks for the logits of `row`.
@@ -144,7 +144,7 @@ struct TokenTreeStorage {
 
   /// The view that engines take.
   [[nodiscard]] constexpr TokenTree<Token> view() const {
-    return TokenTree<Token>({token, parent, depth, position, ancestor[0], want_bits, wanted, rows, root, context_size,
+    return TokenTree<Token>({token, parent, depth, position, ancestor, want_bits, wanted, rows, root, context_size,
                              wanted_count, words});
   }
 };
