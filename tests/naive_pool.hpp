@@ -162,16 +162,21 @@ class Pool {
   }
 
   /// The guesses of the published shape behind the token `root`: of all chains of up to n - 1 tokens, each looked up
-  /// under the one to three tokens before it, as far back as the root, the `g` whose last token was filed last.
+  /// under the longest context of each source that does not reach behind the root, the `g` whose last token was filed
+  /// last.
   [[nodiscard]] std::vector<Tokens> guesses(Token root, int n, int g) const {
     std::vector<std::pair<std::uint64_t, Tokens>> leaves;
     const std::function<void(const Tokens&, std::uint64_t)> visit = [&](const Tokens& chain, std::uint64_t stamp) {
       std::map<Token, std::uint64_t> next;
       if (static_cast<int>(chain.size()) < n)
-        for (const Source source : {Source::text, Source::window})
-          for (const auto& [when, token] :
-               newest_first(source, *ending(chain, chain.size(), std::min(static_cast<int>(chain.size()), 3))))
+        for (const Source source : {Source::text, Source::window}) {
+          int longest = 1;
+          for (const int length : {2, 3, 4, 6, 9, 13})
+            if (static_cast<std::size_t>(length) <= chain.size() && (source == Source::text || length <= 3))
+              longest = length;
+          for (const auto& [when, token] : newest_first(source, *ending(chain, chain.size(), longest)))
             next[token] = std::max(next[token], when);
+        }
       if (next.empty() && chain.size() > 1) leaves.emplace_back(stamp, Tokens(chain.begin() + 1, chain.end()));
       for (const auto& [token, when] : next) {
         Tokens longer = chain;
