@@ -18,12 +18,13 @@ template <int W, int N, class Token = std::int32_t>
 struct JacobiWindow {
   static_assert(W >= 1, "A window has at least one column: pass shape.w = 0 to a step that should run without it.");
   static_assert(N >= 2, "N-grams have at least two tokens: use N = 2 for plain Jacobi iteration.");
+  static_assert(N <= 32, "N-grams have at most 32 tokens: a column's levels are the bits of a word.");
   static constexpr int width = W, levels = N - 1;
 
   Token cell[levels][W];
-  Token segment[W + N - 2];  ///< where cells restart: cell(r, j) = segment[r + j]
-  std::int32_t age[W];       ///< how many of the last cells of a column are predictions, at most n - 1
-  std::int32_t w, n;         ///< extents of the part that is up to date
+  Token segment[W + N - 2];    ///< where cells restart: cell(r, j) = segment[r + j]
+  std::uint32_t predicted[W];  ///< bit r is set where cell[r][j] is a prediction of the model, not a prompt token
+  std::int32_t w, n;           ///< extents of the part that is up to date
 
   /// Fills the window from W + N - 2 prompt tokens at a place that `seed` picks, repeated if the prompt is short. All
   /// columns then merge into one chain. Precondition: count >= 1.
@@ -48,21 +49,15 @@ struct JacobiWindow {
       for (int r = j < w ? n - 1 : j == 0 ? 1 : 0; r < new_n - 1; ++r) cell[r][j] = segment[r + j];
   }
 
-  /// Sets the extents. Levels that go take their predictions along. Precondition: `prepare` was called with them since
-  /// the last change.
+  /// Sets the extents. Precondition: `prepare` was called with them since the last change.
   LOOKAHEAD_HD void resize(int new_w, int new_n) {
-    for (int j = 0; j < new_w; ++j) {
-      if (j >= w || new_n > n)
-        age[j] = 0;
-      else
-        age[j] = age[j] > n - new_n ? age[j] - (n - new_n) : 0;
-    }
+    for (int j = 0; j < new_w; ++j) predicted[j] = j < w ? predicted[j] & below(new_n - 1) : 0U;
     w = new_w;
     n = new_n;
   }
 
   /// Whether column j yields an n-gram: all its cells behind level 0 are predictions.
-  [[nodiscard]] LOOKAHEAD_HD bool ripe(int j) const { return age[j] >= n - 2; }
+  [[nodiscard]] LOOKAHEAD_HD bool ripe(int j) const { return predicted[j] >> 1 == below(n - 2); }
 
   /// One step on: `next[j]` is the model's choice behind column j, and becomes the last level; level 0 is dropped, and
   /// `root` takes the place of the new level's first token. `shift` columns are dropped on the left and restart on the
@@ -75,11 +70,15 @@ struct JacobiWindow {
       g.sync();
     }
     if (g.rank() == 0) {
-      for (int j = 0; j < w; ++j) age[j] = j + shift < w ? (age[j + shift] < n - 1 ? age[j + shift] + 1 : n - 1) : 0;
+      for (int j = 0; j < w; ++j) predicted[j] = j + shift < w ? predicted[j + shift] >> 1 | 1U << (n - 2) : 0U;
       cell[0][0] = root;
     }
     g.sync();
   }
+
+ private:
+  /// The bits 0..count-1.
+  static LOOKAHEAD_HD constexpr std::uint32_t below(int count) { return (1U << count) - 1; }
 };
 
 }  // namespace lookahead

@@ -217,7 +217,7 @@ LOOKAHEAD_HD void plan(const Gr& g, StepState<W, N, G, Token>& s, const NGramPoo
         tree.want(s.cell_row[0][j]);
         tree.want(s.cell_row[n - 2][j]);
       }
-      for (int r = 1; r < n - 2; ++r) tree.want(s.cell_row[r][0]);
+      for (int r = 1; r < min(n, N) - 2; ++r) tree.want(s.cell_row[r][0]);
     }
     g.sync();
   }
