@@ -1,0 +1,381 @@
+// Completes a prompt by lookahead decoding, shows the text as it is accepted, decodes plainly for comparison, and says
+// what the difference was. `generate --help` lists the options.
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <istream>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <poll.h>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <unistd.h>
+#include <vector>
+
+#include "engines/gguf.hpp"
+#include "engines/llama_engine.hpp"
+#include "engines/tokenizer.hpp"
+
+#include "lookahead/lookahead.hpp"
+
+namespace {
+
+using lookahead::engines::GgufFile;
+using lookahead::engines::LlamaEngine;
+using lookahead::engines::Tokenizer;
+using Token = LlamaEngine::token_type;
+using Json = nlohmann::ordered_json;
+using Clock = std::chrono::steady_clock;
+
+// The most that --window, --ngram and --guesses can ask for.
+constexpr int max_window = 15, max_ngram = 5, max_guesses = 15;
+using Decoder = lookahead::Decoder<LlamaEngine, max_window, max_ngram, max_guesses>;
+constexpr int max_rows = Decoder::Step::max_rows;
+
+constexpr const char* bundled_model = LOOKAHEAD_BUNDLED_MODEL;
+constexpr const char* bundled_prompt = "def encode(text, encoding=\"utf-8\"):\n    \"\"\"";
+constexpr int growth_rows = 16;  // the fastest on the bundled model and two cores
+
+enum Exit { success = 0, differs = 1, failure = 2 };
+
+struct Options {
+  std::optional<std::string> prompt, prompt_file;
+  std::string model = bundled_model, shape = "growth";
+  std::size_t max_tokens = 256;
+  int context = 0, threads = 0;
+  std::optional<int> window, ngram, guesses, rows;
+  std::uint64_t seed = 0;
+  bool ignore_eos = false, plain = false, json = false;
+};
+
+// A range whose error also says what to do about it.
+CLI::Validator between(int low, int high, const char* constant) {
+  const CLI::Range range(low, high);
+  const std::string remedy =
+      std::string("; for more, raise ") + constant + " in examples/generate.cpp and build it again";
+  return {[=](std::string& value) {
+            const std::string error = range(value);
+            return error.empty() ? error : error + remedy;
+          },
+          std::to_string(low) + " to " + std::to_string(high)};
+}
+
+void declare_options(CLI::App& app, Options& o) {
+  auto* prompt =
+      app.add_option("prompt,--prompt", o.prompt, "Text to complete; by default standard input, if it is redirected");
+  app.add_option("--prompt-file", o.prompt_file, "File with the text to complete, taken without its last newline")
+      ->excludes(prompt);
+  app.add_option("--model", o.model, "Llama model, a GGUF file")->capture_default_str();
+  app.add_option("--max-tokens", o.max_tokens, "Most tokens to generate")->capture_default_str();
+  app.add_option("--context", o.context, "Longest context in tokens; 0: the model's")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  app.add_option("--threads", o.threads, "Threads; 0: as many as the machine has")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  app.add_flag("--ignore-eos", o.ignore_eos, "Go on when the model ends its text");
+  app.add_option("--shape", o.shape, "growth (rows by their chances) or published (the original method)")
+      ->check(CLI::IsMember({"growth", "published"}))
+      ->capture_default_str();
+  app.add_option("--window", o.window, "Columns of the window; default: growth 0, published 15")
+      ->check(between(0, max_window, "max_window"));
+  app.add_option("--ngram", o.ngram, "Tokens of an n-gram; default: 5")->check(between(2, max_ngram, "max_ngram"));
+  app.add_option("--guesses", o.guesses, "Guesses of a published step; 0 also stops growth; default: 15")
+      ->check(between(0, max_guesses, "max_guesses"));
+  app.add_option("--rows", o.rows, "Most rows of a forward pass; default: growth 16, published all")
+      ->check(between(1, max_rows, "max_window or max_guesses"));
+  app.add_option("--seed", o.seed, "Picks the first guesses of a window, never the text")->capture_default_str();
+  app.add_flag("--plain", o.plain, "Plain decoding only, one token a forward pass");
+  app.add_flag("--json", o.json, "Print one JSON object and nothing else");
+}
+
+std::string read_prompt(std::istream& in, const std::string& name) {
+  constexpr std::size_t most = std::size_t{1} << 22;
+  std::string text(most + 1, '\0');
+  in.read(text.data(), static_cast<std::streamsize>(text.size()));
+  if (in.bad()) throw std::runtime_error(name + " cannot be read; pass a text file");
+  text.resize(static_cast<std::size_t>(in.gcount()));
+  if (text.size() > most)
+    throw std::runtime_error(name + " holds more than the " + std::to_string(most) +
+                             " bytes that a prompt may have; shorten it");
+  if (text.ends_with('\n')) text.pop_back();
+  return text;
+}
+
+std::string prompt_of(const Options& o) {
+  if (o.prompt) return *o.prompt;
+  if (o.prompt_file) {
+    std::ifstream in(*o.prompt_file, std::ios::binary);
+    if (!in) throw std::runtime_error(*o.prompt_file + " cannot be opened; check the path of --prompt-file");
+    return read_prompt(in, *o.prompt_file);
+  }
+  if (isatty(STDIN_FILENO) != 0) return bundled_prompt;
+  pollfd input{STDIN_FILENO, POLLIN, 0};
+  if (poll(&input, 1, 1000) == 0) std::cerr << "generate: waiting for a prompt on standard input\n";
+  const std::string text = read_prompt(std::cin, "standard input");
+  return text.empty() ? bundled_prompt : text;
+}
+
+// The bytes at the end of `text` that begin a UTF-8 sequence and do not complete it.
+std::size_t incomplete_tail(std::string_view text) {
+  for (std::size_t n = 1; n <= std::min<std::size_t>(3, text.size()); ++n) {
+    const auto byte = static_cast<unsigned char>(text[text.size() - n]);
+    if ((byte & 0xC0U) == 0x80) continue;
+    const std::size_t length = byte >= 0xF0 ? 4 : byte >= 0xE0 ? 3 : byte >= 0xC0 ? 2 : 1;
+    return length > n ? n : 0;
+  }
+  return 0;
+}
+
+// UTF-8 in which what is none is replaced, and so are control characters, which could drive a terminal.
+std::string printable(const std::string& bytes) {
+  const auto replace = Json::error_handler_t::replace;
+  std::string text = Json::parse(Json(bytes).dump(-1, ' ', false, replace)).get<std::string>();
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const auto c = static_cast<unsigned char>(text[i]);
+    const bool c1 = c == 0xC2 && static_cast<unsigned char>(text[i + 1]) < 0xA0;
+    if (c1) text[i + 1] = '?';
+    if (c1 || c == 0x7F || (c < 0x20 && c != '\n' && c != '\t' && c != '\r' && c != '\f')) text[i] = '?';
+  }
+  return text;
+}
+
+// Standard output: text as it comes, in colours on a terminal.
+class Screen {
+ public:
+  explicit Screen(bool quiet) : quiet_(quiet) {
+    const char* no_color = std::getenv("NO_COLOR");
+    const char* term = std::getenv("TERM");
+    terminal_ = isatty(STDOUT_FILENO) != 0 && term != nullptr && std::string_view(term) != "dumb";
+    colours_ = terminal_ && (no_color == nullptr || *no_color == '\0');
+  }
+
+  [[nodiscard]] bool colours() const { return colours_; }
+
+  void write(std::string_view text) const {
+    if (!quiet_ && !(std::cout << text << std::flush))
+      throw std::runtime_error("standard output cannot be written; is the disk full?");
+  }
+
+  void prompt(const std::string& text) const { write(painted("2", printable(text))); }
+
+  // Text that one forward pass yielded. Neighbours have different colours.
+  void block(const std::string& bytes) {
+    held_ += bytes;
+    const std::size_t complete = held_.size() - incomplete_tail(held_);
+    write(painted(even_ ? "36" : "35", printable(held_.substr(0, complete))));
+    held_.erase(0, complete);
+    even_ = !even_;
+  }
+
+  void end_text() {
+    write(painted("0", printable(held_)) + "\n\n");
+    held_.clear();
+  }
+
+  // A line that `clear_status` takes away.
+  void status(std::string_view text) const {
+    if (terminal_) write(text);
+  }
+  void clear_status() const {
+    if (terminal_) write("\r\033[K");
+  }
+
+ private:
+  [[nodiscard]] std::string painted(const char* colour, const std::string& text) const {
+    return colours_ && !text.empty() ? std::string("\033[") + colour + "m" + text + "\033[0m" : text;
+  }
+
+  bool quiet_, terminal_ = false, colours_ = false, even_ = true;
+  std::string held_;
+};
+
+struct Outcome {
+  lookahead::Generation total;
+  std::vector<Token> tokens;
+  double seconds = 0;  // of decoding alone: neither the prompt nor the display
+
+  [[nodiscard]] double tokens_per_step() const { return ratio(total.tokens); }
+  [[nodiscard]] double rows_per_step() const { return ratio(total.rows); }
+  [[nodiscard]] double expected_per_step() const { return ratio(total.expected); }
+  [[nodiscard]] double tokens_per_second() const {
+    return seconds > 0 ? static_cast<double>(total.tokens) / seconds : 0;
+  }
+
+ private:
+  template <class T>
+  [[nodiscard]] double ratio(T sum) const {
+    return total.steps > 0 ? static_cast<double>(sum) / static_cast<double>(total.steps) : 0;
+  }
+};
+
+template <class Show>
+Outcome decode(LlamaEngine& model, const Decoder::Options& options, std::span<const Token> prompt,
+               std::size_t max_tokens, Show&& show) {
+  Decoder decoder(model, options);
+  decoder.start(prompt);
+  Outcome outcome;
+  Clock::duration shown{};
+  const auto begin = Clock::now();
+  outcome.total = decoder.run(max_tokens, [&](std::span<const Token> block) {
+    const auto now = Clock::now();
+    outcome.tokens.insert(outcome.tokens.end(), block.begin(), block.end());
+    show(block);
+    shown += Clock::now() - now;
+  });
+  outcome.seconds = std::chrono::duration<double>(Clock::now() - begin - shown).count();
+  return outcome;
+}
+
+std::string fixed(double value, int decimals) {
+  std::array<char, 64> text;
+  std::snprintf(text.data(), text.size(), "%.*f", decimals, value);
+  return text.data();
+}
+
+std::string row(const char* name, const std::string& first, const std::string& second = "") {
+  std::array<char, 128> text;
+  std::snprintf(text.data(), text.size(), "%-16s%11s%11s", name, first.c_str(), second.c_str());
+  std::string line = text.data();
+  line.erase(line.find_last_not_of(' ') + 1);
+  return line + "\n";
+}
+
+const char* stop_name(lookahead::StopReason stop) {
+  switch (stop) {
+    case lookahead::StopReason::end_token:
+      return "end_token";
+    case lookahead::StopReason::out_of_room:
+      return "out_of_room";
+    default:
+      return "max_tokens";
+  }
+}
+
+std::string describe(const GgufFile& file, const Options& o) {
+  std::size_t parameters = 0;
+  for (const auto& tensor : file.tensors()) parameters += tensor.shape[0] * tensor.rows();
+  const std::string path_name = std::filesystem::path(o.model).stem().string();
+  std::string text = printable(std::string(file.text("general.name").value_or(path_name)));
+  text += ", " + fixed(static_cast<double>(parameters) / 1e6, 1) + " million parameters";
+  std::error_code none;
+  if (std::filesystem::equivalent(o.model, bundled_model, none))
+    text += ": small enough to repeat itself, which\nis easy to guess. Larger models gain less.";
+  return text + "\n";
+}
+
+int run(const Options& o) {
+  const std::string prompt = prompt_of(o);
+  const GgufFile file(o.model);
+  const Tokenizer tokenizer(file);
+  LlamaEngine model(file, {.context = o.context, .threads = o.threads});
+
+  const std::vector<Token> tokens = tokenizer.encode(prompt, tokenizer.add_bos() || prompt.empty());
+  // Some models have more rows of weights than tokens.
+  const auto text_of = [&](std::span<const Token> block) {
+    std::string text;
+    for (const Token token : block)
+      if (static_cast<std::size_t>(token) < tokenizer.vocabulary()) text += tokenizer.piece(token);
+    return text;
+  };
+
+  Decoder::Options plain_options;
+  plain_options.shape.w = plain_options.shape.g = 0;
+  plain_options.rows = 1;
+  if (!o.ignore_eos) plain_options.end_tokens.assign(tokenizer.eos().begin(), tokenizer.eos().end());
+
+  Decoder::Options options = plain_options;
+  if (!o.plain) {
+    const bool published = o.shape == "published";
+    options.shape = published ? lookahead::Shape::published() : lookahead::Shape{};
+    options.shape.w = o.window.value_or(published ? max_window : 0);
+    options.shape.n = o.ngram.value_or(max_ngram);
+    options.shape.g = o.guesses.value_or(max_guesses);
+    options.rows = static_cast<std::size_t>(o.rows.value_or(published ? max_rows : growth_rows));
+    options.seed = o.seed;
+  }
+
+  Screen screen(o.json);
+  screen.prompt(prompt);
+  const Outcome ours =
+      decode(model, options, tokens, o.max_tokens, [&](std::span<const Token> block) { screen.block(text_of(block)); });
+  screen.end_text();
+
+  screen.status("plain decoding, to compare with ...");
+  const Outcome plain = o.plain ? ours : decode(model, plain_options, tokens, o.max_tokens, [](auto) {});
+  screen.clear_status();
+
+  const bool identical = ours.tokens == plain.tokens && ours.total.stop == plain.total.stop;
+  const double speedup = plain.seconds > 0 && ours.seconds > 0 ? plain.seconds / ours.seconds : 1;
+  if (o.json) {
+    const Json object = {{"tokens", ours.total.tokens},
+                         {"steps", ours.total.steps},
+                         {"tokens_per_step", ours.tokens_per_step()},
+                         {"rows_per_step", ours.rows_per_step()},
+                         {"expected_per_step", ours.expected_per_step()},
+                         {"tokens_per_second", ours.tokens_per_second()},
+                         {"plain_tokens_per_second", plain.tokens_per_second()},
+                         {"speedup", speedup},
+                         {"identical", identical},
+                         {"stop", stop_name(ours.total.stop)},
+                         {"text", text_of(ours.tokens)}};
+    std::cout << object.dump(-1, ' ', false, Json::error_handler_t::replace) << std::endl;
+    if (!std::cout) throw std::runtime_error("standard output cannot be written; is the disk full?");
+    return identical ? success : differs;
+  }
+
+  std::string table = describe(file, o) + "\n";
+  const auto both = [&](const char* name, auto value, int decimals) {
+    table += row(name, fixed(value(ours), decimals), o.plain ? "" : fixed(value(plain), decimals));
+  };
+  table += o.plain ? row("", "plain") : row("", "lookahead", "plain");
+  both(
+      "tokens", [](const Outcome& x) { return static_cast<double>(x.total.tokens); }, 0);
+  both(
+      "steps", [](const Outcome& x) { return static_cast<double>(x.total.steps); }, 0);
+  both(
+      "tokens per step", [](const Outcome& x) { return x.tokens_per_step(); }, 2);
+  both(
+      "rows per step", [](const Outcome& x) { return x.rows_per_step(); }, 2);
+  both(
+      "tokens/s", [](const Outcome& x) { return x.tokens_per_second(); }, 0);
+  if (!o.plain) {
+    table += row("speed-up", fixed(speedup, 2));
+    table += row("identical", identical ? "yes" : "no");
+  }
+  screen.write(table);
+  return identical ? success : differs;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app("Completes a text with several tokens per forward pass, and compares with plain decoding.");
+  app.footer(
+      "Exit status: 0 the text equals plain decoding's, 1 it differs, 2 it could not be made (standard error says "
+      "why).");
+  Options options;
+  declare_options(app, options);
+  try {
+    app.parse(argc, argv);
+    return run(options);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? success : failure;
+  } catch (const std::exception& error) {
+    std::cerr << "generate: " << error.what() << "\n";
+    return failure;
+  }
+}
