@@ -97,9 +97,9 @@ void check_rows(LlamaEngine& engine, const TokenTree<Token>& tree, LlamaEngine& 
   plain.truncate(context);
 }
 
-void check_invariance(const GgufFile& file, int threads, int steps, unsigned seed) {
-  LlamaEngine engine(file, {.context = 250, .max_rows = most_rows, .threads = threads});
-  LlamaEngine plain(file, {.context = 250, .max_rows = 1, .threads = 1});
+void check_invariance(const GgufFile& file, const Kernels* kernels, int threads, int steps, unsigned seed) {
+  LlamaEngine engine(file, {.context = 250, .max_rows = most_rows, .threads = threads, .kernels = kernels});
+  LlamaEngine plain(file, {.context = 250, .max_rows = 1, .threads = 1, .kernels = kernels});
   const int vocabulary = static_cast<int>(engine.vocabulary());
   std::mt19937 random(seed);
   std::vector<Token> text = random_tokens(random, 1 + below(random, 60), vocabulary);
@@ -134,7 +134,7 @@ void check_invariance(const GgufFile& file, int threads, int steps, unsigned see
     }
   }
   // What trees and commits left in the cache is what a prefill of the whole text leaves.
-  LlamaEngine fresh(file, {.context = 250, .max_rows = 7, .threads = threads});
+  LlamaEngine fresh(file, {.context = 250, .max_rows = 7, .threads = threads, .kernels = kernels});
   fresh.prefill(text);
   LlamaEngine copy = engine.fork();
   const std::vector<float> expected = step(plain, 3);
@@ -143,28 +143,38 @@ void check_invariance(const GgufFile& file, int threads, int steps, unsigned see
   CHECK(same_bits(step(engine, 3), expected));
 }
 
+constexpr WeightType all_types[] = {WeightType::f32,  WeightType::f16,  WeightType::bf16,
+                                    WeightType::q8_0, WeightType::q4_0, WeightType::q4_1};
+
 TEST_CASE("logits are the same to the last bit in any tree, any thread count, after any commits") {
-  for (const WeightType type : {WeightType::f32, WeightType::q8_0}) {
-    for (const TinyLlama& shape :
-         {TinyLlama{.type = type}, TinyLlama{.width = 128, .heads = 2, .key_heads = 2, .head = 32, .tied = false},
-          TinyLlama{.width = 32, .heads = 6, .key_heads = 1, .head = 32, .feed = 32, .type = type}}) {
-      const GgufFile file(tiny_llama(shape));
-      for (int threads = 1; threads <= 4; ++threads)
-        check_invariance(file, threads, 8, 7U + static_cast<unsigned>(threads));
+  for (const Kernels* kernels : available_kernels())
+    for (const WeightType type : all_types) {
+      INFO(kernels->name, " ", weight_type_name(type));
+      for (const TinyLlama& shape :
+           {TinyLlama{.type = type},
+            TinyLlama{.width = 32, .heads = 6, .key_heads = 1, .head = 32, .feed = 800, .type = type, .tied = false}}) {
+        const GgufFile file(tiny_llama(shape));
+        for (int threads = 1; threads <= 4; ++threads)
+          check_invariance(file, kernels, threads, 6, 7U + static_cast<unsigned>(threads));
+      }
     }
-  }
 }
 
 TEST_CASE("sizes that fill no vector and no block") {
-  const GgufFile file(tiny_llama({.vocabulary = 301,
-                                  .width = 36,
-                                  .layers = 3,
-                                  .heads = 3,
-                                  .key_heads = 3,
-                                  .head = 12,
-                                  .feed = 43,
-                                  .tied = false}));
-  for (int threads = 1; threads <= 3; ++threads) check_invariance(file, threads, 8, static_cast<unsigned>(threads));
+  for (const Kernels* kernels : available_kernels())
+    for (const WeightType type : {WeightType::f32, WeightType::f16, WeightType::bf16}) {
+      const GgufFile file(tiny_llama({.vocabulary = 301,
+                                      .width = 36,
+                                      .layers = 3,
+                                      .heads = 3,
+                                      .key_heads = 3,
+                                      .head = 12,
+                                      .feed = 43,
+                                      .type = type,
+                                      .tied = false}));
+      for (int threads = 1; threads <= 3; ++threads)
+        check_invariance(file, kernels, threads, 6, static_cast<unsigned>(threads));
+    }
 }
 
 // An independent forward pass in double precision: the logits behind the last token of a text.
@@ -247,8 +257,8 @@ std::vector<double> reference_logits(const GgufFile& file, const std::vector<Tok
   return apply(tied ? "token_embd.weight" : "output.weight", norm("output_norm.weight", x.back()));
 }
 
-void check_against_reference(const GgufFile& file, const std::vector<Token>& text) {
-  LlamaEngine engine(file, {.context = 200});
+void check_against_reference(const GgufFile& file, const std::vector<Token>& text, const Kernels* kernels) {
+  LlamaEngine engine(file, {.context = 200, .kernels = kernels});
   engine.prefill(std::span(text).first(text.size() - 1));
   const std::vector<float> logits = step(engine, text.back());
   const std::vector<double> expected = reference_logits(file, text);
@@ -264,15 +274,16 @@ void check_against_reference(const GgufFile& file, const std::vector<Token>& tex
 
 TEST_CASE("logits agree with a forward pass in double precision") {
   std::mt19937 random(5);
-  for (const WeightType type :
-       {WeightType::f32, WeightType::f16, WeightType::bf16, WeightType::q8_0, WeightType::q4_0, WeightType::q4_1})
-    check_against_reference(GgufFile(tiny_llama({.type = type, .tied = type != WeightType::q8_0})),
-                            random_tokens(random, 40, 300));
-  check_against_reference(
-      GgufFile(tiny_llama({.vocabulary = 301, .width = 36, .heads = 3, .key_heads = 1, .head = 12, .feed = 43})),
-      random_tokens(random, 70, 301));
+  for (const Kernels* kernels : available_kernels()) {
+    for (const WeightType type : all_types)
+      check_against_reference(GgufFile(tiny_llama({.type = type, .tied = type != WeightType::q8_0})),
+                              random_tokens(random, 40, 300), kernels);
+    check_against_reference(
+        GgufFile(tiny_llama({.vocabulary = 301, .width = 36, .heads = 3, .key_heads = 1, .head = 12, .feed = 43})),
+        random_tokens(random, 70, 301), kernels);
+  }
   const GgufFile file{std::filesystem::path(bundled)};
-  check_against_reference(file, Tokenizer(file).encode("def main(argv):\n    for name", true));
+  check_against_reference(file, Tokenizer(file).encode("def main(argv):\n    for name", true), nullptr);
 }
 
 TEST_CASE("the bundled model writes Python") {

@@ -11,7 +11,9 @@ constexpr std::size_t alignment = 32;  // the format's default
 std::size_t aligned(std::size_t n) { return (n + alignment - 1) / alignment * alignment; }
 
 void put_bytes(std::vector<std::byte>& to, std::span<const std::byte> bytes) {
-  to.insert(to.end(), bytes.begin(), bytes.end());
+  const std::size_t end = to.size();
+  to.resize(end + bytes.size());
+  if (!bytes.empty()) std::memcpy(to.data() + end, bytes.data(), bytes.size());
 }
 
 template <class T>

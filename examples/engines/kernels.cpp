@@ -1,123 +1,559 @@
+// Compiled once for each instruction set, with LOOKAHEAD_KERNELS naming the set. Includes no inline function of anybody
+// else: a copy of it compiled for a newer processor could end up in code that runs on an older one.
 #include "engines/kernels.hpp"
 
-#include <bit>
 #include <cmath>
-#include <cstdint>
 #include <cstring>
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+#ifndef LOOKAHEAD_KERNELS
+#define LOOKAHEAD_KERNELS portable
+#define LOOKAHEAD_KERNELS_PORTABLE
+#endif
+#define LOOKAHEAD_CONCAT(a, b) a##b
+#define LOOKAHEAD_FUNCTION(set) LOOKAHEAD_CONCAT(set, _kernels)
+#define LOOKAHEAD_STRING(set) #set
+#define LOOKAHEAD_NAME(set) LOOKAHEAD_STRING(set)
+
+// Loops over registers must vanish, or the registers lie in memory.
+#if defined(__clang__)
+#define LOOKAHEAD_UNROLL _Pragma("unroll")
+#else
+#define LOOKAHEAD_UNROLL _Pragma("GCC unroll 16")
+#endif
+#define LOOKAHEAD_INLINE [[gnu::always_inline]] inline
 
 namespace lookahead::engines {
 namespace {
 
-constexpr int lanes = 8;
+#if defined(__AVX512F__)
+constexpr int lanes = 16, tile_outputs = 8;
+#elif defined(__AVX2__)
+constexpr int lanes = 8, tile_outputs = 4;
+#else
+constexpr int lanes = 4, tile_outputs = 4;
+#endif
+constexpr int tile_rows = 3;
+constexpr int vectors = block_size / lanes;  ///< of a block
 
-float half(std::uint16_t h) {
-  const std::uint32_t sign = (h & 0x8000U) << 16, exponent = (h >> 10) & 31U, mantissa = h & 0x3FFU;
-  if (exponent == 0) {
-    const float magnitude = static_cast<float>(mantissa) * 0x1p-24F;
-    return sign != 0 ? -magnitude : magnitude;
-  }
-  return std::bit_cast<float>(sign | (exponent == 31 ? 0x7F800000U : (exponent + 112) << 23) | mantissa << 13);
-}
+typedef float F __attribute__((vector_size(4 * lanes)));
+typedef std::int32_t I __attribute__((vector_size(4 * lanes)));
+
+std::size_t size(int n) { return static_cast<std::size_t>(n); }
 
 template <class T>
-T load(const std::byte* from) {
+LOOKAHEAD_INLINE T load(const void* from) {
   T value;
   std::memcpy(&value, from, sizeof value);
   return value;
 }
+LOOKAHEAD_INLINE F load(const float* from) { return load<F>(static_cast<const void*>(from)); }
+LOOKAHEAD_INLINE void store(float* to, F value) { std::memcpy(to, &value, sizeof value); }
+LOOKAHEAD_INLINE F broadcast(float value) { return F{} + value; }
+LOOKAHEAD_INLINE F bits_to_float(I bits) { return load<F>(&bits); }
+LOOKAHEAD_INLINE I float_to_bits(F value) { return load<I>(&value); }
 
-void decode(const Matrix& w, int row, float* out) {
-  const std::byte* from = w.data + static_cast<std::size_t>(row) * w.stride();
-  switch (w.type) {
-    case WeightType::f32:
-      std::memcpy(out, from, static_cast<std::size_t>(w.columns) * sizeof(float));
-      return;
-    case WeightType::f16:
-      for (int i = 0; i < w.columns; ++i) out[i] = half(load<std::uint16_t>(from + 2 * i));
-      return;
-    case WeightType::bf16:
-      for (int i = 0; i < w.columns; ++i)
-        out[i] = std::bit_cast<float>(std::uint32_t{load<std::uint16_t>(from + 2 * i)} << 16);
-      return;
-    case WeightType::q8_0:
-      for (int i = 0; i < w.columns; i += 32, from += 34)
-        for (int j = 0; j < 32; ++j)
-          out[i + j] = half(load<std::uint16_t>(from)) * static_cast<float>(load<std::int8_t>(from + 2 + j));
-      return;
-    case WeightType::q4_0:
-      for (int i = 0; i < w.columns; i += 32, from += 18)
-        for (int j = 0; j < 32; ++j) {
-          const unsigned nibbles = load<std::uint8_t>(from + 2 + j % 16);
-          const int q = static_cast<int>(j < 16 ? nibbles & 15U : nibbles >> 4) - 8;
-          out[i + j] = half(load<std::uint16_t>(from)) * static_cast<float>(q);
-        }
-      return;
-    case WeightType::q4_1:
-      for (int i = 0; i < w.columns; i += 32, from += 20)
-        for (int j = 0; j < 32; ++j) {
-          const unsigned nibbles = load<std::uint8_t>(from + 4 + j % 16);
-          const unsigned q = j < 16 ? nibbles & 15U : nibbles >> 4;
-          out[i + j] = half(load<std::uint16_t>(from)) * static_cast<float>(q) + half(load<std::uint16_t>(from + 2));
-        }
-      return;
+// ---- what differs between instruction sets ----
+
+#if defined(__AVX2__)
+LOOKAHEAD_INLINE float fused(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+LOOKAHEAD_INLINE float half(const std::byte* from) { return _cvtsh_ss(load<std::uint16_t>(from)); }
+#else
+LOOKAHEAD_INLINE float fused(float a, float b, float c) { return a * b + c; }
+LOOKAHEAD_INLINE float half(const std::byte* from) {
+  const std::uint32_t h = load<std::uint16_t>(from), magnitude = h & 0x7FFFU;
+  // Half and single precision differ in the bias of the exponent: 2^112; infinities need one more.
+  const std::uint32_t shifted = (magnitude << 13) + (magnitude >= 0x7C00U ? 0x70000000U : 0U);
+  return load<float>(&shifted) * (magnitude >= 0x7C00U ? 1.0F : 0x1p112F) * ((h & 0x8000U) != 0 ? -1.0F : 1.0F);
+}
+#endif
+
+#if defined(__AVX512F__)
+
+LOOKAHEAD_INLINE F fused(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+LOOKAHEAD_INLINE F larger(F a, F b) { return _mm512_max_ps(a, b); }
+LOOKAHEAD_INLINE unsigned above(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ); }
+LOOKAHEAD_INLINE F halves(const std::byte* from) { return _mm512_cvtph_ps(load<__m256i>(from)); }
+LOOKAHEAD_INLINE F bfloats(const std::byte* from) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(load<__m256i>(from)), 16));
+}
+LOOKAHEAD_INLINE F signed_bytes(const std::byte* from) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load<__m128i>(from)));
+}
+/// w[i] = table[nibble i] of 16 bytes, the low nibbles first; the permutation reads the low four bits alone.
+LOOKAHEAD_INLINE void look_up(const std::byte* from, F table, F* w) {
+  const __m512i q = _mm512_cvtepu8_epi32(load<__m128i>(from));
+  w[0] = _mm512_permutexvar_ps(q, table);
+  w[1] = _mm512_permutexvar_ps(_mm512_srli_epi32(q, 4), table);
+}
+constexpr F nibble_values = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+LOOKAHEAD_INLINE void scaled_nibbles(const std::byte* from, float d, F* w) {
+  look_up(from, broadcast(d) * (nibble_values - 8.0F), w);
+}
+LOOKAHEAD_INLINE void offset_nibbles(const std::byte* from, float d, float m, F* w) {
+  look_up(from, fused(broadcast(d), nibble_values, broadcast(m)), w);
+}
+
+/// out[i] = the sum of the lanes of a[i].
+LOOKAHEAD_INLINE void sum_lanes(const F* a, float* out) {
+  const auto fold = [](__m512 x, __m512 y) -> __m512 {  // the 128-bit parts of both, halved in number
+    return _mm512_shuffle_f32x4(x, y, 0x44) + _mm512_shuffle_f32x4(x, y, 0xEE);
+  };
+  const auto fold_neighbours = [](__m512 x, __m512 y) -> __m512 {
+    return _mm512_shuffle_f32x4(x, y, 0x88) + _mm512_shuffle_f32x4(x, y, 0xDD);
+  };
+  const __m512 p = fold_neighbours(fold(a[0], a[1]), fold(a[2], a[3]));  // part i: four partial sums of a[i]
+  const __m512 q = fold_neighbours(fold(a[4], a[5]), fold(a[6], a[7]));
+  const __m512 pairs = _mm512_unpacklo_ps(p, q) + _mm512_unpackhi_ps(p, q);
+  const __m512 sums = pairs + _mm512_permute_ps(pairs, 0x4E);  // part i: a[i], a[i + 4], and again
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 0, 0, 0, 0, 0, 0, 0, 0);
+  _mm256_storeu_ps(out, _mm512_castps512_ps256(_mm512_permutexvar_ps(order, sums)));
+}
+
+#elif defined(__AVX2__)
+
+LOOKAHEAD_INLINE F fused(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
+LOOKAHEAD_INLINE F larger(F a, F b) { return _mm256_max_ps(a, b); }
+LOOKAHEAD_INLINE unsigned above(F a, F b) {
+  return static_cast<unsigned>(_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_GT_OQ)));
+}
+LOOKAHEAD_INLINE F halves(const std::byte* from) { return _mm256_cvtph_ps(load<__m128i>(from)); }
+LOOKAHEAD_INLINE F bfloats(const std::byte* from) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load<__m128i>(from)), 16));
+}
+LOOKAHEAD_INLINE F widened(__m128i bytes) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)); }
+LOOKAHEAD_INLINE F signed_bytes(const std::byte* from) {
+  return widened(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
+}
+LOOKAHEAD_INLINE void nibbles(const std::byte* from, std::int8_t less, F* w) {
+  const __m128i both = load<__m128i>(from), mask = _mm_set1_epi8(15), offset = _mm_set1_epi8(less);
+  const __m128i low = _mm_sub_epi8(_mm_and_si128(both, mask), offset);
+  const __m128i high = _mm_sub_epi8(_mm_and_si128(_mm_srli_epi16(both, 4), mask), offset);
+  w[0] = widened(low);
+  w[1] = widened(_mm_srli_si128(low, 8));
+  w[2] = widened(high);
+  w[3] = widened(_mm_srli_si128(high, 8));
+}
+LOOKAHEAD_INLINE void sum_lanes(const F* a, float* out) {
+  const __m256 s = _mm256_hadd_ps(_mm256_hadd_ps(a[0], a[1]), _mm256_hadd_ps(a[2], a[3]));
+  _mm_storeu_ps(out, _mm256_castps256_ps128(s) + _mm256_extractf128_ps(s, 1));
+}
+
+#else
+
+LOOKAHEAD_INLINE F fused(F a, F b, F c) { return a * b + c; }
+LOOKAHEAD_INLINE F larger(F a, F b) { return a > b ? a : b; }
+LOOKAHEAD_INLINE unsigned above(F a, F b) {
+  unsigned bits = 0;
+  for (int i = 0; i < lanes; ++i) bits |= static_cast<unsigned>(a[i] > b[i]) << i;
+  return bits;
+}
+LOOKAHEAD_INLINE F halves(const std::byte* from) {
+  return F{half(from), half(from + 2), half(from + 4), half(from + 6)};
+}
+LOOKAHEAD_INLINE F bfloats(const std::byte* from) {
+  typedef std::uint16_t H __attribute__((vector_size(2 * lanes)));
+  return bits_to_float(__builtin_convertvector(load<H>(from), I) << 16);
+}
+LOOKAHEAD_INLINE F signed_bytes(const std::byte* from) {
+  typedef std::int8_t B __attribute__((vector_size(lanes)));
+  return __builtin_convertvector(load<B>(from), F);
+}
+LOOKAHEAD_INLINE void nibbles(const std::byte* from, std::int8_t less, F* w) {
+  typedef std::uint8_t B __attribute__((vector_size(lanes)));
+  for (int i = 0; i < vectors / 2; ++i) {
+    const B both = load<B>(from + lanes * i);
+    w[i] = __builtin_convertvector(both & 15, F) - static_cast<float>(less);
+    w[i + vectors / 2] = __builtin_convertvector(both >> 4, F) - static_cast<float>(less);
+  }
+}
+LOOKAHEAD_INLINE void sum_lanes(const F* a, float* out) {
+  for (int i = 0; i < tile_outputs; ++i) out[i] = (a[i][0] + a[i][2]) + (a[i][1] + a[i][3]);
+}
+
+#endif
+
+#if !defined(__AVX512F__)
+LOOKAHEAD_INLINE void scaled_nibbles(const std::byte* from, float d, F* w) {
+  nibbles(from, 8, w);
+  LOOKAHEAD_UNROLL for (int i = 0; i < vectors; ++i) w[i] = broadcast(d) * w[i];
+}
+LOOKAHEAD_INLINE void offset_nibbles(const std::byte* from, float d, float m, F* w) {
+  nibbles(from, 0, w);
+  LOOKAHEAD_UNROLL for (int i = 0; i < vectors; ++i) w[i] = fused(broadcast(d), w[i], broadcast(m));
+}
+#endif
+
+// ---- weight types: `decode` gives the next 32 numbers, which take `bytes` bytes ----
+
+struct F32 {
+  static constexpr std::size_t bytes = 128;
+  LOOKAHEAD_INLINE static void decode(const std::byte* from, F* w) {
+    LOOKAHEAD_UNROLL for (int i = 0; i < vectors; ++i) w[i] = load<F>(from + 4 * lanes * i);
+  }
+};
+struct F16 {
+  static constexpr std::size_t bytes = 64;
+  LOOKAHEAD_INLINE static void decode(const std::byte* from, F* w) {
+    LOOKAHEAD_UNROLL for (int i = 0; i < vectors; ++i) w[i] = halves(from + 2 * lanes * i);
+  }
+};
+struct BF16 {
+  static constexpr std::size_t bytes = 64;
+  LOOKAHEAD_INLINE static void decode(const std::byte* from, F* w) {
+    LOOKAHEAD_UNROLL for (int i = 0; i < vectors; ++i) w[i] = bfloats(from + 2 * lanes * i);
+  }
+};
+struct Q8 {
+  static constexpr std::size_t bytes = 34;
+  LOOKAHEAD_INLINE static void decode(const std::byte* from, F* w) {
+    const F d = broadcast(half(from));
+    LOOKAHEAD_UNROLL for (int i = 0; i < vectors; ++i) w[i] = d * signed_bytes(from + 2 + lanes * i);
+  }
+};
+struct Q40 {
+  static constexpr std::size_t bytes = 18;
+  LOOKAHEAD_INLINE static void decode(const std::byte* from, F* w) { scaled_nibbles(from + 2, half(from), w); }
+};
+struct Q41 {
+  static constexpr std::size_t bytes = 20;
+  LOOKAHEAD_INLINE static void decode(const std::byte* from, F* w) {
+    offset_nibbles(from + 4, half(from), half(from + 2), w);
+  }
+};
+
+/// The incomplete last block of a row, completed with zeros. Only types of one number a block have any.
+template <class T>
+struct Tail {
+  std::byte block[T::bytes];
+
+  Tail(const Matrix& w, const std::byte* row) {
+    std::memset(block, 0, sizeof block);
+    std::memcpy(block, row + size(w.columns / block_size) * T::bytes,
+                size(w.columns % block_size) * T::bytes / block_size);
+  }
+};
+
+template <class T>
+void decode_as(const Matrix& w, int row, float* out) {
+  const std::byte* from = w.data + size(row) * w.stride;
+  F v[vectors];
+  int i = 0;
+  for (; i + block_size <= w.columns; i += block_size, from += T::bytes) {
+    T::decode(from, v);
+    std::memcpy(out + i, v, sizeof v);
+  }
+  if (i == w.columns) return;
+  T::decode(Tail<T>(w, w.data + size(row) * w.stride).block, v);
+  std::memcpy(out + i, v, size(w.columns - i) * sizeof(float));
+}
+
+// ---- products with weights ----
+// An element has one accumulator of `lanes` sums; block after block, vector after vector is added to it, and the lanes
+// are summed at the end. Few rows decode weights into registers; more rows share weights that lie decoded in the
+// first-level cache. The order of additions is the same.
+
+/// Results of a tile of outputs for one row; the tile may reach beyond the last output.
+LOOKAHEAD_INLINE void finish(const F* sums, int outputs, float* y) {
+  float out[tile_outputs];
+  sum_lanes(sums, out);
+  if (outputs >= tile_outputs)
+    std::memcpy(y, out, sizeof out);
+  else
+    std::memcpy(y, out, size(outputs) * sizeof(float));
+}
+
+template <class T, int rows>
+void multiply_few(const Matrix& w, int first, int last, const float* x, std::size_t ldx, float* y, std::size_t ldy) {
+  const int blocks = w.columns / block_size;
+  for (int o = first; o < last; o += tile_outputs) {
+    const std::byte* row[tile_outputs];
+    for (int t = 0; t < tile_outputs; ++t) row[t] = w.data + size(o + t < last ? o + t : last - 1) * w.stride;
+    F sums[rows][tile_outputs] = {};
+    const auto add_block = [&](const std::byte* from, int block, int t) __attribute__((always_inline)) {
+      F v[vectors];
+      T::decode(from, v);
+      LOOKAHEAD_UNROLL for (int i = 0; i < vectors; ++i) LOOKAHEAD_UNROLL for (int r = 0; r < rows; ++r) sums[r][t] =
+          fused(load(x + size(r) * ldx + size(block * block_size + i * lanes)), v[i], sums[r][t]);
+    };
+    for (int b = 0; b < blocks; ++b)
+      LOOKAHEAD_UNROLL for (int t = 0; t < tile_outputs; ++t) add_block(row[t] + size(b) * T::bytes, b, t);
+    if (w.columns % block_size != 0)
+      LOOKAHEAD_UNROLL for (int t = 0; t < tile_outputs; ++t) add_block(Tail<T>(w, row[t]).block, blocks, t);
+    LOOKAHEAD_UNROLL for (int r = 0; r < rows; ++r) finish(sums[r], last - o, y + size(r) * ldy + size(o));
   }
 }
 
-float dot(const float* a, const float* b, int n) {
-  float sum[lanes] = {};
-  int i = 0;
-  for (; i + lanes <= n; i += lanes)
-    for (int l = 0; l < lanes; ++l) sum[l] += a[i + l] * b[i + l];
-  for (int l = 0; i + l < n; ++l) sum[l] += a[i + l] * b[i + l];
-  return ((sum[0] + sum[4]) + (sum[2] + sum[6])) + ((sum[1] + sum[5]) + (sum[3] + sum[7]));
+constexpr int chunk_blocks = 24;  ///< columns that are decoded at a time
+constexpr int most_rows = 96;     ///< rows that share them
+
+/// Adds `steps` vectors of decoded weights [step][output][lane] to the sums [row][output].
+template <int rows>
+LOOKAHEAD_INLINE void add_decoded(const float* weights, int steps, const float* x, std::size_t ldx, F* kept, bool fresh,
+                                  const std::byte*& ahead, int lines) {
+  F sums[rows][tile_outputs] = {};
+  if (!fresh) std::memcpy(sums, kept, sizeof sums);
+  for (int s = 0; s < steps; ++s, weights += tile_outputs * lanes) {
+    F v[rows];
+    LOOKAHEAD_UNROLL for (int r = 0; r < rows; ++r) v[r] = load(x + size(r) * ldx + size(s * lanes));
+    LOOKAHEAD_UNROLL for (int t = 0; t < tile_outputs; ++t) {
+      const F u = load(weights + t * lanes);
+      LOOKAHEAD_UNROLL for (int r = 0; r < rows; ++r) sums[r][t] = fused(v[r], u, sums[r][t]);
+    }
+    for (int l = 0; l < lines; ++l, ahead += 64) __builtin_prefetch(ahead, 0, 2);
+  }
+  std::memcpy(kept, sums, sizeof sums);
 }
 
-constexpr int max_columns = 1 << 16;
+template <class T>
+void multiply_many(const Matrix& w, int first, int last, const float* x, std::size_t ldx, int rows, float* y,
+                   std::size_t ldy) {
+  alignas(64) float weights[chunk_blocks * block_size * tile_outputs];
+  F kept[most_rows * tile_outputs];
+  const int blocks = (w.columns + block_size - 1) / block_size, whole = w.columns / block_size;
+  const int tiles = (rows + tile_rows - 1) / tile_rows;
+  for (int o = first; o < last; o += tile_outputs) {
+    // While this tile computes, the weights of the next one come into the cache.
+    const std::byte* ahead = w.data + size(o + tile_outputs) * w.stride;
+    const int steps_in_all = tiles * blocks * vectors;
+    const int lines = (static_cast<int>(w.stride / 64 + 1) * tile_outputs + steps_in_all - 1) / steps_in_all;
+    for (int begin = 0; begin < blocks; begin += chunk_blocks) {
+      const int end = begin + chunk_blocks < blocks ? begin + chunk_blocks : blocks;
+      for (int t = 0; t < tile_outputs; ++t) {
+        const std::byte* const row = w.data + size(o + t < last ? o + t : last - 1) * w.stride;
+        float* to = weights + t * lanes;
+        for (int b = begin; b < end; ++b) {
+          F v[vectors];
+          if (b < whole)
+            T::decode(row + size(b) * T::bytes, v);
+          else
+            T::decode(Tail<T>(w, row).block, v);
+          LOOKAHEAD_UNROLL for (int i = 0; i < vectors; ++i, to += tile_outputs * lanes) store(to, v[i]);
+        }
+      }
+      const int steps = (end - begin) * vectors;
+      for (int r = 0; r < rows; r += tile_rows) {
+        const float* const from = x + size(r) * ldx + size(begin * block_size);
+        F* const sums = kept + r * tile_outputs;
+        if (rows - r >= 3)
+          add_decoded<3>(weights, steps, from, ldx, sums, begin == 0, ahead, lines);
+        else if (rows - r == 2)
+          add_decoded<2>(weights, steps, from, ldx, sums, begin == 0, ahead, lines);
+        else
+          add_decoded<1>(weights, steps, from, ldx, sums, begin == 0, ahead, lines);
+      }
+    }
+    for (int r = 0; r < rows; ++r) finish(kept + r * tile_outputs, last - o, y + size(r) * ldy + size(o));
+  }
+}
+
+template <class T>
+void multiply_as(const Matrix& w, int first, int last, const float* x, std::size_t ldx, int rows, float* y,
+                 std::size_t ldy) {
+  for (; rows > 0; rows -= most_rows, x += most_rows * ldx, y += most_rows * ldy) {
+    if (rows == 1)
+      multiply_few<T, 1>(w, first, last, x, ldx, y, ldy);
+    else if (rows == 2)
+      multiply_few<T, 2>(w, first, last, x, ldx, y, ldy);
+    else if (rows == 3)
+      multiply_few<T, 3>(w, first, last, x, ldx, y, ldy);
+    else
+      multiply_many<T>(w, first, last, x, ldx, rows < most_rows ? rows : most_rows, y, ldy);
+  }
+}
+
+/// Calls `act` with the weight type of a matrix.
+template <class Act>
+LOOKAHEAD_INLINE void with_type(WeightType type, Act act) {
+  switch (type) {
+    case WeightType::f32:
+      return act(F32{});
+    case WeightType::f16:
+      return act(F16{});
+    case WeightType::bf16:
+      return act(BF16{});
+    case WeightType::q8_0:
+      return act(Q8{});
+    case WeightType::q4_0:
+      return act(Q40{});
+    case WeightType::q4_1:
+      return act(Q41{});
+  }
+}
+
+void decode(const Matrix& w, int row, float* out) {
+  with_type(w.type, [&](auto type) { decode_as<decltype(type)>(w, row, out); });
+}
 
 void multiply(const Matrix& w, int first, int last, const float* x, std::size_t ldx, int rows, float* y,
               std::size_t ldy) {
-  thread_local float row[max_columns];
-  for (int o = first; o < last; ++o) {
-    decode(w, o, row);
-    for (int r = 0; r < rows; ++r)
-      y[static_cast<std::size_t>(r) * ldy + static_cast<std::size_t>(o)] =
-          dot(x + static_cast<std::size_t>(r) * ldx, row, w.columns);
+  with_type(w.type, [&](auto type) { multiply_as<decltype(type)>(w, first, last, x, ldx, rows, y, ldy); });
+}
+
+// ---- attention ----
+
+/// A tile of `accumulate` whose elements stay in registers.
+template <int m, int n>
+LOOKAHEAD_INLINE void accumulate_tile(const float* a, std::size_t lda, const float* b, std::size_t ldb, float* c,
+                                      std::size_t ldc, int k) {
+  F sums[m][n];
+  LOOKAHEAD_UNROLL for (int i = 0; i < m; ++i) LOOKAHEAD_UNROLL for (int j = 0; j < n; ++j) sums[i][j] =
+      load(c + size(i) * ldc + size(j * lanes));
+  for (int p = 0; p < k; ++p) {
+    F v[n];
+    LOOKAHEAD_UNROLL for (int j = 0; j < n; ++j) v[j] = load(b + size(p) * ldb + size(j * lanes));
+    LOOKAHEAD_UNROLL for (int i = 0; i < m; ++i) {
+      const F u = broadcast(a[size(i) * lda + size(p)]);
+      LOOKAHEAD_UNROLL for (int j = 0; j < n; ++j) sums[i][j] = fused(u, v[j], sums[i][j]);
+    }
   }
+  LOOKAHEAD_UNROLL for (int i = 0; i < m; ++i) LOOKAHEAD_UNROLL for (int j = 0; j < n; ++j)
+      store(c + size(i) * ldc + size(j * lanes), sums[i][j]);
+}
+
+template <int m>
+void accumulate_rows(const float* a, std::size_t lda, const float* b, std::size_t ldb, float* c, std::size_t ldc, int k,
+                     int n) {
+  int j = 0;
+  for (; j + 2 * lanes <= n; j += 2 * lanes) accumulate_tile<m, 2>(a, lda, b + j, ldb, c + j, ldc, k);
+  for (; j + lanes <= n; j += lanes) accumulate_tile<m, 1>(a, lda, b + j, ldb, c + j, ldc, k);
+  for (; j < n; ++j)
+    for (int i = 0; i < m; ++i) {
+      float* const to = c + size(i) * ldc + size(j);
+      for (int p = 0; p < k; ++p) *to = fused(a[size(i) * lda + size(p)], b[size(p) * ldb + size(j)], *to);
+    }
 }
 
 void accumulate(const float* a, std::size_t lda, const float* b, std::size_t ldb, float* c, std::size_t ldc, int m,
                 int k, int n) {
-  for (int i = 0; i < m; ++i)
-    for (int p = 0; p < k; ++p) {
-      const float scale = a[static_cast<std::size_t>(i) * lda + static_cast<std::size_t>(p)];
-      const float* const from = b + static_cast<std::size_t>(p) * ldb;
-      float* const to = c + static_cast<std::size_t>(i) * ldc;
-      for (int j = 0; j < n; ++j) to[j] += scale * from[j];
-    }
+  for (; m >= 4; m -= 4, a += 4 * lda, c += 4 * ldc) accumulate_rows<4>(a, lda, b, ldb, c, ldc, k, n);
+  if (m == 3) accumulate_rows<3>(a, lda, b, ldb, c, ldc, k, n);
+  if (m == 2) accumulate_rows<2>(a, lda, b, ldb, c, ldc, k, n);
+  if (m == 1) accumulate_rows<1>(a, lda, b, ldb, c, ldc, k, n);
 }
 
-void normalise(const float* x, const float* w, float epsilon, int n, float* y) {
-  const float scale = 1.0F / std::sqrt(dot(x, x, n) / static_cast<float>(n) + epsilon);
+// ---- functions of single elements ----
+
+/// e^x to about one unit in the last place for -87 < x < 88, and the value at the nearer end beyond that.
+LOOKAHEAD_INLINE F exponential(F x) {
+  const F low = broadcast(-87.0F), high = broadcast(88.0F);
+  x = x > low ? x : low;  // also what is not a number
+  x = x < high ? x : high;
+  // x = n ln 2 + r with |r| <= ln 2 / 2: adding 1.5 * 2^23 rounds n into the low bits.
+  const F shift = broadcast(0x1.8p23F), shifted = fused(x, broadcast(0x1.715476p0F), shift), n = shifted - shift;
+  const F r = fused(n, broadcast(-0x1.7f7d1cp-20F), fused(n, broadcast(-0x1.62e4p-1F), x));
+  F p = broadcast(0x1.6850e4p-10F);
+  p = fused(p, r, broadcast(0x1.123bccp-7F));
+  p = fused(p, r, broadcast(0x1.555b98p-5F));
+  p = fused(p, r, broadcast(0x1.55548ep-3F));
+  p = fused(p, r, broadcast(0x1.fffff8p-2F));
+  p = fused(p, r, broadcast(1.0F));
+  p = fused(p, r, broadcast(1.0F));
+  return bits_to_float(float_to_bits(p) + (float_to_bits(shifted) << 23));
+}
+
+LOOKAHEAD_INLINE float sum_of(F lanes_of) {
+  F a[tile_outputs] = {lanes_of};
+  float out[tile_outputs];
+  sum_lanes(a, out);
+  return out[0];
+}
+
+void add_and_normalise(float* x, const float* more, const float* w, float epsilon, int n, float* y) {
+  for (int i = 0; i < n; ++i) x[i] += more[i];
+  F squares = {};
+  for (int i = 0; i < n; i += lanes) squares = fused(load(x + i), load(x + i), squares);
+  const float scale = 1.0F / __builtin_sqrtf(sum_of(squares) / static_cast<float>(n) + epsilon);
   for (int i = 0; i < n; ++i) y[i] = x[i] * scale * w[i];
 }
 
 float exponentials(float* s, int n) {
-  float most = s[0];
-  for (int i = 1; i < n; ++i) most = s[i] > most ? s[i] : most;
-  float sum = 0;
-  for (int i = 0; i < n; ++i) sum += s[i] = std::exp(s[i] - most);
-  return sum;
+  const int end = (n + lanes - 1) / lanes * lanes;
+  for (int i = n; i < end; ++i) s[i] = -__builtin_inff();
+  F most = load(s);
+  for (int i = lanes; i < end; i += lanes) most = larger(load(s + i), most);
+  float largest = most[0];
+  for (int i = 1; i < lanes; ++i) largest = most[i] > largest ? most[i] : largest;
+  F sum = {};
+  for (int i = 0; i < end; i += lanes) {
+    const F e = exponential(load(s + i) - largest);
+    store(s + i, e);
+    sum += e;  // what lies behind n adds at most 2e-37 to a sum of at least 1: nothing
+  }
+  return sum_of(sum);
 }
 
 void gate(float* gate, const float* up, int n) {
-  for (int i = 0; i < n; ++i) gate[i] = gate[i] / (1.0F + std::exp(-gate[i])) * up[i];
+  const auto gated = [](F g, F u) { return g / (1.0F + exponential(-g)) * u; };
+  int i = 0;
+  for (; i + lanes <= n; i += lanes) store(gate + i, gated(load(gate + i), load(up + i)));
+  if (i == n) return;
+  F g = {}, u = {};
+  std::memcpy(&g, gate + i, size(n - i) * sizeof(float));
+  std::memcpy(&u, up + i, size(n - i) * sizeof(float));
+  g = gated(g, u);
+  std::memcpy(gate + i, &g, size(n - i) * sizeof(float));
+}
+
+int top(const float* x, int n, std::int32_t* out, int count) {
+  int found = 0;
+  const auto enter = [&](std::int32_t i) {
+    if (found == count && !(x[i] > x[out[found - 1]])) return;
+    int place = found < count ? found++ : found - 1;
+    for (; place > 0 && x[i] > x[out[place - 1]]; --place) out[place] = out[place - 1];
+    out[place] = i;
+  };
+  int i = 0;
+  for (; i < n && i < count; ++i) enter(i);
+  if (count <= 0) return 0;
+  for (; i + lanes <= n; i += lanes)
+    for (unsigned hits = above(load(x + i), broadcast(x[out[count - 1]])); hits != 0; hits &= hits - 1)
+      enter(i + __builtin_ctz(hits));
+  for (; i < n; ++i) enter(i);
+  return found;
+}
+
+double peak(int rounds) {
+  constexpr int chains = 24;
+  F sums[chains] = {};
+  F factor = broadcast(0.5F);
+  for (int i = 0; i < rounds; ++i) {
+    asm volatile("" : "+m"(factor));  // a new value as far as the compiler knows
+    const F v = factor;
+    LOOKAHEAD_UNROLL for (int c = 0; c < chains; ++c) sums[c] = fused(sums[c], v, v);
+  }
+  for (F& s : sums) asm volatile("" ::"m"(s));
+  return static_cast<double>(rounds) * chains * lanes;
 }
 
 }  // namespace
 
-const Kernels& portable_kernels() {
-  static constexpr Kernels kernels{"portable", decode, multiply, accumulate, normalise, exponentials, gate};
-  return kernels;
+extern const Kernels LOOKAHEAD_FUNCTION(LOOKAHEAD_KERNELS);
+const Kernels LOOKAHEAD_FUNCTION(LOOKAHEAD_KERNELS){
+    LOOKAHEAD_NAME(LOOKAHEAD_KERNELS), decode, multiply, accumulate, add_and_normalise, exponentials, gate, top, peak};
+
+#if defined(LOOKAHEAD_KERNELS_PORTABLE)
+
+#if defined(__x86_64__)
+extern const Kernels avx2_kernels, avx512_kernels;
+#endif
+
+std::span<const Kernels* const> available_kernels() {
+#if defined(__x86_64__)
+  static const Kernels* const sets[] = {&avx512_kernels, &avx2_kernels, &portable_kernels};
+  __builtin_cpu_init();
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f");
+  return std::span(sets).subspan(avx512 ? 0 : avx2 ? 1 : 2);
+#else
+  static const Kernels* const sets[] = {&portable_kernels};
+  return sets;
+#endif
 }
+
+#endif
 
 }  // namespace lookahead::engines

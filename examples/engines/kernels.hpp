@@ -1,34 +1,39 @@
 #pragma once
 /// @file kernels.hpp
-/// The arithmetic of the engine. Every result is a function of its own inputs alone: the order of its additions depends
-/// neither on the number of rows nor on how the work is cut.
+/// The arithmetic of the engine. Within one set of kernels every result is a function of its own inputs alone, to the
+/// last bit: the order of its additions depends neither on the number of rows nor on how the work is cut.
 
 #include <cstddef>
+#include <cstdint>
+#include <span>
 
-#include "engines/gguf.hpp"
+#include "engines/weights.hpp"
 
 namespace lookahead::engines {
 
-/// A weight matrix [outputs, columns] in row-major order, as the file stores it.
+/// A weight matrix [outputs, columns] in row-major order, as a file stores it.
 struct Matrix {
   const std::byte* data = nullptr;
+  std::size_t stride = 0;  ///< bytes of a row
   WeightType type = WeightType::f32;
   int outputs = 0, columns = 0;
-
-  [[nodiscard]] std::size_t stride() const { return row_bytes(type, static_cast<std::size_t>(columns)); }
 };
 
-/// Keys are cached in blocks of this many positions.
-inline constexpr int key_block = 32;
+/// Vectors are padded to whole blocks of this many floats, and keys are cached in blocks of as many positions.
+inline constexpr int block_size = 32;
 
-/// One implementation of the arithmetic. Row strides (`ldx`, ...) are in floats.
+/// `n` rounded up to whole blocks.
+constexpr std::size_t padded(int n) { return static_cast<std::size_t>((n + block_size - 1) / block_size * block_size); }
+
+/// One implementation of the arithmetic. Strides (`ldx`, ...) are in floats.
 struct Kernels {
   const char* name;
 
   /// out[0..columns) = row `row` of `w`.
   void (*decode)(const Matrix& w, int row, float* out);
 
-  /// y[r * ldy + o] = w[o] . x[r], for o in [first, last) and r in [0, rows).
+  /// y[r * ldy + o] = w[o] . x[r], for o in [first, last) and r in [0, rows). Precondition: every x[r] goes on with
+  /// zeros up to `padded(columns)`.
   void (*multiply)(const Matrix& w, int first, int last, const float* x, std::size_t ldx, int rows, float* y,
                    std::size_t ldy);
 
@@ -36,17 +41,24 @@ struct Kernels {
   void (*accumulate)(const float* a, std::size_t lda, const float* b, std::size_t ldb, float* c, std::size_t ldc, int m,
                      int k, int n);
 
-  /// y = x / sqrt(mean(x^2) + epsilon) * w.
-  void (*normalise)(const float* x, const float* w, float epsilon, int n, float* y);
+  /// x += more, then y = x / sqrt(mean(x^2) + epsilon) * w. Precondition: x goes on with zeros up to `padded(n)`.
+  void (*add_and_normalise)(float* x, const float* more, const float* w, float epsilon, int n, float* y);
 
-  /// s[i] = exp(s[i] - max(s)); returns their sum. n >= 1.
+  /// s[i] = exp(s[i] - max(s)); returns their sum. Preconditions: n >= 1; s may be overwritten up to `padded(n)`.
   float (*exponentials)(float* s, int n);
 
   /// gate = silu(gate) * up.
   void (*gate)(float* gate, const float* up, int n);
+
+  /// Writes the places of the largest values, the largest first, the lowest place first on ties; returns how many,
+  /// which is `count` or n. One pass.
+  int (*top)(const float* x, int n, std::int32_t* out, int count);
+
+  /// Multiply-adds that one thread does in `rounds` rounds in registers, as a measure of the machine.
+  double (*peak)(int rounds);
 };
 
-/// Runs everywhere.
-const Kernels& portable_kernels();
+/// The sets that this machine runs, the fastest first. The last one runs everywhere.
+std::span<const Kernels* const> available_kernels();
 
 }  // namespace lookahead::engines

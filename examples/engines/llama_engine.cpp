@@ -20,6 +20,8 @@
 namespace lookahead::engines {
 namespace {
 
+constexpr int kept_best = 8;                ///< tokens of each wanted row that a forward looks out for
+constexpr std::size_t value_stretch = 128;  ///< positions whose values fit the first-level cache
 constexpr int default_context = 4096, most_rows = 4096, most_threads = 256;
 constexpr std::int64_t most_width = 1 << 16, most_layers = 1024;
 
@@ -82,7 +84,7 @@ struct Weights {
 
   Matrix matrix(const std::string& name, int columns, int rows) {
     const GgufTensor& t = tensor(name, columns, rows);
-    return {t.data.data(), t.type, rows, columns};
+    return {t.data.data(), row_bytes(t.type, size(columns)), t.type, rows, columns};
   }
 
   const float* vector(const std::string& name, int n) {
@@ -167,13 +169,13 @@ struct LlamaEngine::State {
 
   std::shared_ptr<const Weights> weights;
   LlamaOptions options;  ///< resolved: nothing is 0
-  const Kernels& kernels = portable_kernels();
+  const Kernels& kernels;
   Workers workers;
   int blocks = 0;  ///< key blocks of a cached head
   int tile = 1;    ///< rows of an attention task
   std::size_t context_size = 0;
 
-  // The cache: keys [layer][key head][block][head][key_block], so that neighbouring positions fill a vector; values
+  // The cache: keys [layer][key head][block][head][block_size], so that neighbouring positions fill a vector; values
   // [layer][key head][position][head]. The rows of the latest step lie behind the context, row r at context_size + r.
   Floats keys, values;
   Floats rope_table;  ///< [context][rope / 2][cos, sin]
@@ -183,10 +185,13 @@ struct LlamaEngine::State {
   std::vector<int> length;     ///< rows that a row sees
   std::vector<int> logit_row;  ///< row -> its place in `logits`, -1 where it has none
   std::vector<std::int32_t> step_parents;
+  std::vector<std::int32_t> best;  ///< [wanted row][kept_best]
+  int best_count = 0;
   int step_rows = 0, step_root = -1;
 
   struct Scratch {
-    Floats queries, scores, sums;
+    Floats queries, scores, outputs;
+    std::vector<float> sums;
     std::vector<int> path;
   };
   std::vector<Scratch> scratch;  ///< [thread]
@@ -196,14 +201,15 @@ struct LlamaEngine::State {
   void store(int layer, int row);
   void attend(int layer, int key_head, int first_row, int last_row, const TokenTree<token_type>* tree,
               Scratch& s) const;
+  std::span<const int> path_of(int row, const TokenTree<token_type>* tree, Scratch& s) const;
   void move_row(int from, int to) const;
   [[nodiscard]] const float* logits_of(int row) const;
 
   float* key_blocks(int layer, int key_head) const {
-    return keys + size(layer * weights->key_heads + key_head) * size(blocks) * size(weights->head) * key_block;
+    return keys + size(layer * weights->key_heads + key_head) * size(blocks) * size(weights->head) * block_size;
   }
   float* value_rows(int layer, int key_head) const {
-    return values + size(layer * weights->key_heads + key_head) * size(blocks) * key_block * size(weights->head);
+    return values + size(layer * weights->key_heads + key_head) * size(blocks) * block_size * size(weights->head);
   }
 
   /// Cuts the outputs of matrices into tasks, the same ones whatever the number of rows.
@@ -221,13 +227,15 @@ LlamaEngine::State::State(std::shared_ptr<const Weights> model, const LlamaOptio
                                  : bounded(given.context, 1, weights->context, "context"),
               bounded(given.max_rows, 1, most_rows, "max_rows"),
               given.threads == 0 ? std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 1, most_threads)
-                                 : bounded(given.threads, 1, most_threads, "threads")},
+                                 : bounded(given.threads, 1, most_threads, "threads"),
+              given.kernels == nullptr ? available_kernels().front() : given.kernels},
+      kernels(*options.kernels),
       workers(options.threads),
-      blocks((options.context + key_block - 1) / key_block) {
+      blocks((options.context + block_size - 1) / block_size) {
   const Weights& w = *weights;
   const int group = w.heads / w.key_heads;
   tile = std::max(1, 16 / group);
-  const std::size_t cached = w.layers.size() * size(w.key_heads) * size(w.head) * size(blocks) * key_block;
+  const std::size_t cached = w.layers.size() * size(w.key_heads) * size(w.head) * size(blocks) * block_size;
   keys = Floats(cached);
   values = Floats(cached);
 
@@ -243,24 +251,26 @@ LlamaEngine::State::State(std::shared_ptr<const Weights> model, const LlamaOptio
   }
 
   const std::size_t rows = size(options.max_rows);
-  x = Floats(rows * size(w.width));
-  normed = Floats(rows * size(w.width));
-  delta = Floats(rows * size(w.width));
+  x = Floats(rows * padded(w.width));
+  normed = Floats(rows * padded(w.width));
+  delta = Floats(rows * padded(w.width));
   query = Floats(rows * size(w.heads * w.head));
-  attended = Floats(rows * size(w.heads * w.head));
+  attended = Floats(rows * padded(w.heads * w.head));
   key = Floats(rows * size(w.key_heads * w.head));
   value = Floats(rows * size(w.key_heads * w.head));
-  hidden = Floats(rows * size(w.feed));
-  up = Floats(rows * size(w.feed));
+  hidden = Floats(rows * padded(w.feed));
+  up = Floats(rows * padded(w.feed));
   logits = Floats(rows * size(w.vocabulary));
   length.resize(rows);
   logit_row.assign(rows, -1);
   step_parents.resize(rows);
+  best.resize(rows * kept_best);
   for (int t = 0; t < workers.size(); ++t) {
     Scratch& s = scratch.emplace_back();
     s.queries = Floats(size(tile * group * w.head));
-    s.scores = Floats(size(tile * group) * size(blocks) * key_block);
-    s.sums = Floats(size(tile * group));
+    s.outputs = Floats(size(tile * group * w.head));
+    s.scores = Floats(size(tile * group) * size(blocks) * block_size);
+    s.sums.resize(size(tile * group));
     s.path.resize(rows);
   }
 }
@@ -277,7 +287,7 @@ void LlamaEngine::State::check_tokens(std::span<const token_type> tokens) const 
 void LlamaEngine::State::evaluate(std::span<const token_type> tokens, const TokenTree<token_type>* tree) {
   const Weights& w = *weights;
   const int rows = static_cast<int>(tokens.size());
-  const std::size_t width = size(w.width), queries = size(w.heads * w.head), feed = size(w.feed);
+  const std::size_t width = padded(w.width), queries = padded(w.heads * w.head), feed = padded(w.feed);
   for (int r = 0; r < rows; ++r) {
     const int parent = tree == nullptr ? r - 1 : tree->parents()[size(r)];
     length[size(r)] = parent < 0 ? 1 : length[size(parent)] + 1;
@@ -286,9 +296,14 @@ void LlamaEngine::State::evaluate(std::span<const token_type> tokens, const Toke
   }
   const std::span<const std::int32_t> wanted = tree == nullptr ? std::span<const std::int32_t>{} : tree->wanted();
 
+  const auto add_and_normalise = [&](int r, const float* norm) {
+    kernels.add_and_normalise(x + size(r) * width, delta + size(r) * width, norm, w.epsilon, w.width,
+                              normed + size(r) * width);
+  };
   workers.run(rows, [&](int r, int) {
-    kernels.decode(w.embedding, tokens[size(r)], x + size(r) * width);
-    kernels.normalise(x + size(r) * width, w.layers[0].attention_norm, w.epsilon, w.width, normed + size(r) * width);
+    std::memset(x + size(r) * width, 0, width * sizeof(float));
+    kernels.decode(w.embedding, tokens[size(r)], delta + size(r) * width);
+    add_and_normalise(r, w.layers[0].attention_norm);
   });
   for (std::size_t l = 0; l < w.layers.size(); ++l) {
     const Layer& layer = w.layers[l];
@@ -316,15 +331,7 @@ void LlamaEngine::State::evaluate(std::span<const token_type> tokens, const Toke
     for_outputs(layer.output.outputs, [&](int first, int last) {
       kernels.multiply(layer.output, first, last, attended + 0, queries, rows, delta + 0, width);
     });
-    const auto add_and_normalise = [&](const float* norm) {
-      workers.run(rows, [&](int r, int) {
-        float* const to = x + size(r) * width;
-        const float* const more = delta + size(r) * width;
-        for (std::size_t c = 0; c < width; ++c) to[c] += more[c];
-        kernels.normalise(to, norm, w.epsilon, w.width, normed + size(r) * width);
-      });
-    };
-    add_and_normalise(layer.feed_norm);
+    workers.run(rows, [&](int r, int) { add_and_normalise(r, layer.feed_norm); });
     for_outputs(w.feed, [&](int first, int last) {
       kernels.multiply(layer.gate, first, last, normed + 0, width, rows, hidden + 0, feed);
       kernels.multiply(layer.up, first, last, normed + 0, width, rows, up + 0, feed);
@@ -334,7 +341,8 @@ void LlamaEngine::State::evaluate(std::span<const token_type> tokens, const Toke
     for_outputs(w.width, [&](int first, int last) {
       kernels.multiply(layer.down, first, last, hidden + 0, feed, rows, delta + 0, width);
     });
-    add_and_normalise(l + 1 < w.layers.size() ? w.layers[l + 1].attention_norm : w.output_norm);
+    const float* const next_norm = l + 1 < w.layers.size() ? w.layers[l + 1].attention_norm : w.output_norm;
+    workers.run(rows, [&](int r, int) { add_and_normalise(r, next_norm); });
   }
 
   // The wanted rows alone meet the output matrix: they move together at the front, which never overtakes a source.
@@ -342,9 +350,13 @@ void LlamaEngine::State::evaluate(std::span<const token_type> tokens, const Toke
     logit_row[size(wanted[n])] = static_cast<int>(n);
     if (size(wanted[n]) != n) std::memcpy(normed + n * width, normed + size(wanted[n]) * width, width * sizeof(float));
   }
+  const int outputs = static_cast<int>(wanted.size());
   for_outputs(w.vocabulary, [&](int first, int last) {
-    kernels.multiply(w.output, first, last, normed + 0, width, static_cast<int>(wanted.size()), logits + 0,
-                     size(w.vocabulary));
+    kernels.multiply(w.output, first, last, normed + 0, width, outputs, logits + 0, size(w.vocabulary));
+  });
+  best_count = std::min(kept_best, w.vocabulary);
+  workers.run(outputs, [&](int n, int) {
+    kernels.top(logits + size(n) * size(w.vocabulary), w.vocabulary, &best[size(n) * kept_best], kept_best);
   });
 }
 
@@ -364,8 +376,8 @@ void LlamaEngine::State::store(int layer, int row) {
   for (int h = 0; h < w.key_heads; ++h) {
     const std::size_t at = (size(row) * size(w.key_heads) + size(h)) * head;
     rotate(key + at);
-    float* const block = key_blocks(layer, h) + slot / key_block * head * key_block + slot % key_block;
-    for (std::size_t d = 0; d < head; ++d) block[d * key_block] = (key + at)[d];
+    float* const block = key_blocks(layer, h) + slot / block_size * head * block_size + slot % block_size;
+    for (std::size_t d = 0; d < head; ++d) block[d * block_size] = (key + at)[d];
     std::memcpy(value_rows(layer, h) + slot * head, value + at, head * sizeof(float));
   }
 }
@@ -377,66 +389,75 @@ void LlamaEngine::State::attend(int layer, int key_head, int first_row, int last
                                 Scratch& s) const {
   const Weights& w = *weights;
   const int group = w.heads / w.key_heads, rows = last_row - first_row;
-  const std::size_t head = size(w.head), stride = size(blocks) * key_block;
+  const std::size_t head = size(w.head), stride = size(blocks) * block_size;
   const float scale = 1.0F / std::sqrt(static_cast<float>(w.head));
-  const auto heads_of = [&](const Floats& rows_of, int r) {
-    return rows_of + (size(first_row + r) * size(w.heads) + size(key_head * group)) * head;
-  };
+  const std::size_t some = size(rows * group) * head;
   for (int r = 0; r < rows; ++r) {
-    const float* const from = heads_of(query, r);
+    const float* const from = query + (size(first_row + r) * size(w.heads) + size(key_head * group)) * head;
     float* const to = s.queries + size(r * group) * head;
     for (std::size_t i = 0; i < size(group) * head; ++i) to[i] = from[i] * scale;
-    std::memset(heads_of(attended, r), 0, size(group) * head * sizeof(float));
   }
 
   const float* const keys_of = key_blocks(layer, key_head);
   const float* const values_of = value_rows(layer, key_head);
-  const std::size_t used = (context_size + size(last_row) + key_block - 1) / key_block;
-  for (int q = 0; q < rows * group; ++q) std::memset(s.scores + size(q) * stride, 0, used * key_block * sizeof(float));
+  const std::size_t used = (context_size + size(last_row) + block_size - 1) / block_size;
+  for (int q = 0; q < rows * group; ++q) std::memset(s.scores + size(q) * stride, 0, used * block_size * sizeof(float));
   for (std::size_t b = 0; b < used; ++b)
-    kernels.accumulate(s.queries + 0, head, keys_of + b * head * key_block, key_block, s.scores + b * key_block, stride,
-                       rows * group, w.head, key_block);
+    kernels.accumulate(s.queries + 0, head, keys_of + b * head * block_size, block_size, s.scores + b * block_size,
+                       stride, rows * group, w.head, block_size);
 
+  // Each row's scores come together: the context's lie in front, those of the path follow.
   for (int r = 0; r < rows; ++r) {
-    const int row = first_row + r;
-    int seen = 0;
-    if (tree == nullptr) {
-      for (; seen <= row; ++seen) s.path[size(seen)] = seen;
-    } else {
-      const std::span<const std::uint32_t> words = tree->ancestors(row);
-      for (std::size_t i = 0; i < words.size(); ++i)
-        for (std::uint32_t bits = words[i]; bits != 0; bits &= bits - 1)
-          s.path[size(seen++)] = static_cast<int>(i * 32) + std::countr_zero(bits);
-    }
+    const std::span<const int> path = path_of(first_row + r, tree, s);
     for (int g = 0; g < group; ++g) {
       float* const scores = s.scores + size(r * group + g) * stride;
-      for (std::size_t i = 0; i < size(seen); ++i) scores[context_size + i] = scores[context_size + size(s.path[i])];
-      (s.sums + 0)[r * group + g] = kernels.exponentials(scores, static_cast<int>(context_size) + seen);
+      for (std::size_t i = 0; i < path.size(); ++i) scores[context_size + i] = scores[context_size + size(path[i])];
+      const float sum = kernels.exponentials(scores, static_cast<int>(context_size + path.size()));
+      s.sums[size(r * group + g)] = sum;
     }
-    float* const out = heads_of(attended, r);
-    const auto add_values = [&](std::size_t position, std::size_t slot, int n) {
-      kernels.accumulate(s.scores + (size(r * group) * stride + position), stride, values_of + slot * head, head, out,
-                         head, group, n, w.head);
-    };
-    add_values(0, 0, static_cast<int>(context_size));
-    for (int i = 0; i < seen;) {  // neighbours go together
-      int n = 1;
-      while (i + n < seen && s.path[size(i + n)] == s.path[size(i)] + n) ++n;
-      add_values(context_size + size(i), context_size + size(s.path[size(i)]), n);
-      i += n;
-    }
-    for (int g = 0; g < group; ++g)
-      for (std::size_t d = 0; d < head; ++d) out[size(g) * head + d] /= (s.sums + 0)[r * group + g];
   }
+
+  std::memset(s.outputs + 0, 0, some * sizeof(float));
+  for (std::size_t p = 0; p < context_size; p += value_stretch)
+    kernels.accumulate(s.scores + p, stride, values_of + p * head, head, s.outputs + 0, head, rows * group,
+                       static_cast<int>(std::min(value_stretch, context_size - p)), w.head);
+  for (int r = 0; r < rows; ++r) {
+    const std::span<const int> path = path_of(first_row + r, tree, s);
+    float* const out = s.outputs + size(r * group) * head;
+    for (std::size_t i = 0, n = 1; i < path.size(); i += n, n = 1) {  // neighbours go together
+      while (i + n < path.size() && size(path[i + n]) == size(path[i]) + n) ++n;
+      kernels.accumulate(s.scores + (size(r * group) * stride + context_size + i), stride,
+                         values_of + (context_size + size(path[i])) * head, head, out, head, group, static_cast<int>(n),
+                         w.head);
+    }
+    float* const to = attended + (size(first_row + r) * padded(w.heads * w.head) + size(key_head * group) * head);
+    for (int g = 0; g < group; ++g)
+      for (std::size_t d = 0; d < head; ++d)
+        to[size(g) * head + d] = out[size(g) * head + d] / s.sums[size(r * group + g)];
+  }
+}
+
+/// The rows that a row sees, in order; valid until the next call with the same scratch.
+std::span<const int> LlamaEngine::State::path_of(int row, const TokenTree<token_type>* tree, Scratch& s) const {
+  std::size_t seen = 0;
+  if (tree == nullptr) {
+    for (int i = 0; i <= row; ++i) s.path[seen++] = i;
+  } else {
+    const std::span<const std::uint32_t> words = tree->ancestors(row);
+    for (std::size_t i = 0; i < words.size(); ++i)
+      for (std::uint32_t bits = words[i]; bits != 0; bits &= bits - 1)
+        s.path[seen++] = static_cast<int>(i * 32) + std::countr_zero(bits);
+  }
+  return std::span(s.path).first(seen);
 }
 
 void LlamaEngine::State::move_row(int from, int to) const {
   const std::size_t head = size(weights->head), source = context_size + size(from), target = context_size + size(to);
-  const auto at = [&](std::size_t slot) { return slot / key_block * head * key_block + slot % key_block; };
+  const auto at = [&](std::size_t slot) { return slot / block_size * head * block_size + slot % block_size; };
   for (int l = 0; l < static_cast<int>(weights->layers.size()); ++l)
     for (int h = 0; h < weights->key_heads; ++h) {
       float* const k = key_blocks(l, h);
-      for (std::size_t d = 0; d < head; ++d) k[at(target) + d * key_block] = k[at(source) + d * key_block];
+      for (std::size_t d = 0; d < head; ++d) k[at(target) + d * block_size] = k[at(source) + d * block_size];
       float* const v = value_rows(l, h);
       std::memcpy(v + target * head, v + source * head, head * sizeof(float));
     }
@@ -527,14 +548,13 @@ LlamaEngine::token_type LlamaEngine::next_token(int row) const {
 }
 
 std::size_t LlamaEngine::top_tokens(int row, std::span<token_type> out) const {
-  const float* const from = state_->logits_of(row);
-  std::size_t n = 0;
-  for (std::size_t t = 0; t < vocabulary(); ++t) {
-    if (n == out.size() && (n == 0 || !(from[t] > from[size(out[n - 1])]))) continue;
-    std::size_t i = n < out.size() ? n++ : n - 1;
-    for (; i > 0 && from[t] > from[size(out[i - 1])]; --i) out[i] = out[i - 1];
-    out[i] = static_cast<token_type>(t);
-  }
+  const State& s = *state_;
+  const float* const from = s.logits_of(row);
+  if (out.size() > kept_best)
+    return size(
+        s.kernels.top(from, s.weights->vocabulary, out.data(), static_cast<int>(std::min(out.size(), vocabulary()))));
+  const std::size_t n = std::min(out.size(), size(s.best_count));
+  std::copy_n(&s.best[size(s.logit_row[size(row)]) * kept_best], n, out.begin());
   return n;
 }
 
@@ -542,7 +562,7 @@ LlamaEngine LlamaEngine::fork() const {
   const State& from = *state_;
   auto to = std::make_unique<State>(from.weights, from.options);
   const std::size_t head = size(from.weights->head);
-  const std::size_t used = (from.context_size + key_block - 1) / key_block * key_block * head * sizeof(float);
+  const std::size_t used = (from.context_size + block_size - 1) / block_size * block_size * head * sizeof(float);
   for (int l = 0; l < static_cast<int>(from.weights->layers.size()); ++l)
     for (int h = 0; h < from.weights->key_heads; ++h) {
       std::memcpy(to->key_blocks(l, h), from.key_blocks(l, h), used);

@@ -8,16 +8,18 @@
 #include <span>
 
 #include "engines/gguf.hpp"
+#include "engines/kernels.hpp"
 
 #include "lookahead/model.hpp"
 
 namespace lookahead::engines {
 
-/// Sizes of an engine. None of them changes a result.
+/// How an engine runs. Sizes and threads change no result; another set of kernels rounds otherwise.
 struct LlamaOptions {
   int context = 0;     ///< longest context in tokens, at most the model's; 0: the model's, but no more than 4,096
   int max_rows = 256;  ///< most rows of one forward, 1 to 4,096; prefill works in chunks of as many
   int threads = 0;     ///< threads, the caller's included, 1 to 256; 0: as many as the machine runs at once
+  const Kernels* kernels = nullptr;  ///< one of `available_kernels()`; nullptr: the fastest
 };
 
 /// A language model of the Llama architecture (RMSNorm, rotary positions on adjacent pairs, grouped-query attention,
