@@ -1,0 +1,95 @@
+// The promise: whatever a step spends, the text is plain decoding's. Random requests, each checked step by step.
+#include <cstdint>
+#include <cstdlib>
+#include <doctest/doctest.h>
+#include <exception>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cases.hpp"
+#include "step_loop.hpp"
+
+namespace {
+
+using namespace step_loop;
+using lookahead::Lookahead;
+
+template <class Step>
+Yield run(std::uint64_t seed) {
+  Hooks<Step> none;
+  return run_case<Step>(seed, none);
+}
+
+constexpr Yield (*menu[])(std::uint64_t) = {
+    run<Lookahead<1, 2, 0>>, run<Lookahead<3, 2, 1>>, run<Lookahead<1, 5, 2>>,   run<Lookahead<4, 4, 0>>,
+    run<Lookahead<5, 3, 5>>, run<Lookahead<7, 5, 7>>, run<Lookahead<15, 5, 15>>, run<Lookahead<20, 7, 20>>};
+
+}  // namespace
+
+TEST_CASE("random requests: every text is plain decoding's") {
+  // LOOKAHEAD_SEED=n runs case n alone.
+  const char* const only = std::getenv("LOOKAHEAD_SEED");
+  const std::uint64_t first = only == nullptr ? 0 : std::stoull(only);
+  const std::uint64_t count = only == nullptr ? static_cast<std::uint64_t>(cases(2000)) : 1;
+  Yield yield;
+  int failures = 0;
+  for (std::uint64_t seed = first; seed < first + count && failures < 10; ++seed) {
+    try {
+      const Yield one = menu[seed % std::size(menu)](seed);
+      yield.steps += one.steps;
+      yield.tokens += one.tokens;
+    } catch (const std::exception& e) {
+      ++failures;
+      FAIL_CHECK("LOOKAHEAD_SEED=" << seed << ": " << e.what());
+    }
+  }
+  // The text is plain decoding's in fewer passes, or there is no point.
+  if (only == nullptr) CHECK(4 * yield.tokens > 5 * yield.steps);
+  MESSAGE(yield.tokens << " tokens in " << yield.steps << " steps");
+}
+
+// What the report says of growth, against what growth has noted of every row.
+TEST_CASE("a row's reach is shared out among its children, and the sum is what the step expects") {
+  using State = lookahead::detail::StepState<7, 5, 7, Token>;
+  auto state = std::make_unique<State>();
+  auto scratch = std::make_unique<lookahead::detail::StepScratch<7, 5, 7, Token>>();
+  auto tree = std::make_unique<lookahead::TokenTreeStorage<Token, State::max_rows>>();
+  const lookahead::SerialGroup group;
+  OracleOptions options;
+  options.vocabulary = 40;
+  options.repetition = 0.97;
+  options.capacity = 4000;
+  OracleModel<Token> model(options);
+  Pool pool;
+  const Token first = 0;
+  lookahead::detail::start(group, *state, pool.ref(), &first, 1, 0, *scratch);
+  int shared = 0;
+  for (int step = 0; step < 100; ++step) {
+    const Shape shape{step % 8, 5, 7};
+    lookahead::detail::plan(group, *state, pool.ref(), shape, {60, 60, 20, 100}, *tree, *scratch);
+    std::vector<std::uint64_t> children(at(tree->rows));
+    std::uint64_t sum = 0;
+    for (int r = tree->root + 1; r < tree->rows; ++r) {
+      const std::uint64_t reach = state->notes.reach[r];
+      CHECK((reach > 0) == (state->notes.candidate[r] != state->notes.no_class));
+      CHECK((reach == 0 || tree->view().is_wanted(r)));
+      children[at(tree->parent[r])] += reach;
+      sum += reach;
+      shared += static_cast<int>(reach > 0 && r < tree->root + shape.w);
+    }
+    for (int r = tree->root; r < tree->rows; ++r)
+      CHECK(children[at(r)] <= (r == tree->root ? 0xFFFFFFFFU : state->notes.reach[r]));
+    CHECK(state->report.expected == 1 + static_cast<double>(sum) / 0x1p32);
+
+    model.forward(tree->view());
+    lookahead::detail::resolve(
+        group, *state, *tree, [&](int row) { return model.next_token(row); },
+        [&](int row, Token* out, int count) { return model.top_tokens(row, std::span(out, at(count))); },
+        [](Token) { return false; });
+    const std::size_t kept = model.commit(std::span(state->path, at(state->path_count)));
+    lookahead::detail::apply(group, *state, pool.ref(), *tree, static_cast<int>(kept), *scratch);
+  }
+  CHECK(shared > 0);
+}
