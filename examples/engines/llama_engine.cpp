@@ -42,6 +42,18 @@ class Floats {
   float* data_ = nullptr;
 };
 
+int bounded(int value, int least, int most, const char* option) {
+  if (value < least || value > most)
+    throw InvalidArgument(std::string("LlamaOptions::") + option + " is " + std::to_string(value) + "; give " +
+                          std::to_string(least) + " to " + std::to_string(most));
+  return value;
+}
+
+int resolved_threads(int given) {
+  if (given == 0) return std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 1, most_threads);
+  return bounded(given, 1, most_threads, "threads");
+}
+
 struct Layer {
   const float *attention_norm, *feed_norm;
   Matrix query, key, value, output, gate, up, down;
@@ -49,7 +61,9 @@ struct Layer {
 
 /// What a file says about a model, checked: shapes fit, nothing is missing, nothing is left over.
 struct Weights {
-  explicit Weights(const GgufFile& source);
+  Weights(const GgufFile& source, const LlamaOptions& options);
+  Weights(const Weights&) = delete;
+  Weights& operator=(const Weights&) = delete;
 
   GgufFile file;
   int width = 0, heads = 0, key_heads = 0, head = 0, feed = 0, rope = 0, context = 0, vocabulary = 0;
@@ -94,10 +108,31 @@ struct Weights {
     return reinterpret_cast<const float*>(t.data.data());  // aligned: offsets are multiples of 8
   }
 
+  /// Stores a matrix in another type; its bytes stay in `converted_`.
+  void convert(Matrix& m, WeightType type, Workers& workers) {
+    if (m.type == type) return;
+    if (size(m.columns) % block_numbers(type) != 0)
+      throw InvalidArgument("rows of " + std::to_string(m.columns) + " weights cannot become " +
+                            weight_type_name(type) + ", which packs " + std::to_string(block_numbers(type)) +
+                            " at a time; give F32, F16 or BF16 in LlamaOptions::weights");
+    const std::size_t stride = row_bytes(type, size(m.columns));
+    const Floats& memory = converted_.emplace_back((stride * size(m.outputs) + 3) / 4);
+    auto* const to = reinterpret_cast<std::byte*>(memory + 0);
+    workers.run((m.outputs + 63) / 64, [&](int task, int) {
+      std::vector<float> row(size(m.columns));
+      for (int o = task * 64; o < std::min(task * 64 + 64, m.outputs); ++o) {
+        decode_row(m.type, m.data + size(o) * m.stride, row.size(), row.data());
+        encode_row(type, row.data(), row.size(), to + size(o) * stride);
+      }
+    });
+    m = {to, stride, type, m.outputs, m.columns};
+  }
+
   std::unordered_set<std::string_view> used_;
+  std::vector<Floats> converted_;
 };
 
-Weights::Weights(const GgufFile& source) : file(source) {
+Weights::Weights(const GgufFile& source, const LlamaOptions& options) : file(source) {
   const auto architecture = file.text("general.architecture");
   if (architecture != "llama")
     file.fail("has the architecture '" + std::string(architecture.value_or("(none)").substr(0, 64)) +
@@ -153,13 +188,18 @@ Weights::Weights(const GgufFile& source) : file(source) {
     if (!used_.contains(t.name))
       file.fail("has the tensor '" + std::string(t.name.substr(0, 64)) +
                 "', which is no part of a Llama model; results would be wrong without it; use another model");
-}
 
-int bounded(int value, int least, int most, const char* option) {
-  if (value < least || value > most)
-    throw InvalidArgument(std::string("LlamaOptions::") + option + " is " + std::to_string(value) + "; give " +
-                          std::to_string(least) + " to " + std::to_string(most));
-  return value;
+  if (!options.weights) return;
+  Workers workers(resolved_threads(options.threads));
+  const bool tied = output.data == embedding.data;
+  convert(embedding, *options.weights, workers);
+  if (tied)
+    output = embedding;
+  else
+    convert(output, *options.weights, workers);
+  for (Layer& l : layers)
+    for (Matrix* m : {&l.query, &l.key, &l.value, &l.output, &l.gate, &l.up, &l.down})
+      convert(*m, *options.weights, workers);
 }
 
 }  // namespace
@@ -225,9 +265,7 @@ LlamaEngine::State::State(std::shared_ptr<const Weights> model, const LlamaOptio
     : weights(std::move(model)),
       options{given.context == 0 ? std::min(weights->context, default_context)
                                  : bounded(given.context, 1, weights->context, "context"),
-              bounded(given.max_rows, 1, most_rows, "max_rows"),
-              given.threads == 0 ? std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 1, most_threads)
-                                 : bounded(given.threads, 1, most_threads, "threads"),
+              bounded(given.max_rows, 1, most_rows, "max_rows"), resolved_threads(given.threads), given.weights,
               given.kernels == nullptr ? available_kernels().front() : given.kernels},
       kernels(*options.kernels),
       workers(options.threads),
@@ -472,7 +510,7 @@ const float* LlamaEngine::State::logits_of(int row) const {
 }
 
 LlamaEngine::LlamaEngine(const GgufFile& file, const LlamaOptions& options)
-    : state_(std::make_unique<State>(std::make_shared<const Weights>(file), options)) {}
+    : state_(std::make_unique<State>(std::make_shared<const Weights>(file, options), options)) {}
 LlamaEngine::LlamaEngine(std::unique_ptr<State> state) : state_(std::move(state)) {}
 LlamaEngine::LlamaEngine(LlamaEngine&&) noexcept = default;
 LlamaEngine& LlamaEngine::operator=(LlamaEngine&&) noexcept = default;

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 
 #include "engines/gguf.hpp"
@@ -14,12 +15,13 @@
 
 namespace lookahead::engines {
 
-/// How an engine runs. Sizes and threads change no result; another set of kernels rounds otherwise.
+/// How an engine runs. Sizes and threads change no result; other weights or another set of kernels round otherwise.
 struct LlamaOptions {
   int context = 0;     ///< longest context in tokens, at most the model's; 0: the model's, but no more than 4,096
   int max_rows = 256;  ///< most rows of one forward, 1 to 4,096; prefill works in chunks of as many
   int threads = 0;     ///< threads, the caller's included, 1 to 256; 0: as many as the machine runs at once
-  const Kernels* kernels = nullptr;  ///< one of `available_kernels()`; nullptr: the fastest
+  std::optional<WeightType> weights = {};  ///< converts all matrices when the model is loaded; nothing: as in the file
+  const Kernels* kernels = nullptr;        ///< one of `available_kernels()`; nullptr: the fastest
 };
 
 /// A language model of the Llama architecture (RMSNorm, rotary positions on adjacent pairs, grouped-query attention,

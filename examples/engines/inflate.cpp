@@ -1,0 +1,173 @@
+#include "engines/inflate.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <random>
+#include <string>
+
+#include "engines/gguf_writer.hpp"
+#include "engines/llama_engine.hpp"
+
+#include "lookahead/errors.hpp"
+
+namespace lookahead::engines {
+namespace {
+
+constexpr float deviation = 0.02F;  ///< of the new weights
+
+/// Random rows, quickly: stretches of one row that was encoded once.
+class RandomRows {
+ public:
+  RandomRows(WeightType type, std::size_t longest, std::mt19937& random) : type_(type), random_(random) {
+    std::vector<float> numbers(longest + spread * block_numbers(type));
+    std::normal_distribution<float> normal(0, deviation);
+    for (float& x : numbers) x = normal(random);
+    row_.resize(row_bytes(type, numbers.size()));
+    encode_row(type, numbers.data(), numbers.size(), row_.data());
+  }
+
+  void write(std::byte* to, std::size_t columns) {
+    std::memcpy(to, row_.data() + random_() % spread * block_bytes(type_), row_bytes(type_, columns));
+  }
+
+ private:
+  static constexpr std::size_t spread = 4096;
+  WeightType type_;
+  std::mt19937& random_;
+  std::vector<std::byte> row_;
+};
+
+class Inflation {
+ public:
+  Inflation(const GgufFile& source, const InflateOptions& options) : source_(source), random_(options.seed) {
+    width_ = size_of("embedding_length", options.width);
+    feed_ = size_of("feed_forward_length", options.feed);
+    blocks_ = size_of("block_count", options.blocks);
+    std::size_t ratio = width_.to / width_.from;
+    while (ratio % 4 == 0) {
+      ratio /= 4;
+      shrink_ *= 0.5F;
+    }
+    if (ratio != 1 || width_.to % width_.from != 0)
+      throw InvalidArgument("InflateOptions::width is " + std::to_string(width_.to) + "; give " +
+                            std::to_string(width_.from) + " times a power of 4");
+  }
+
+  std::vector<std::byte> run() {
+    copy_keys();
+    for (const GgufTensor& t : source_.tensors())
+      if (t.name.substr(0, 4) != "blk.") copy(t, std::string(t.name), false);
+    for (std::size_t b = 0; b < blocks_.to; ++b) {
+      const bool extra = b >= blocks_.from;
+      const std::string block = "blk." + std::to_string(extra ? b % blocks_.from : b) + ".";
+      for (const GgufTensor& t : source_.tensors())
+        if (t.name.substr(0, block.size()) == block)
+          copy(t, "blk." + std::to_string(b) + "." + std::string(t.name.substr(block.size())), extra);
+    }
+    return writer_.finish();
+  }
+
+ private:
+  struct Size {
+    std::size_t from = 0, to = 0;
+  };
+
+  Size size_of(const char* key, int wanted) const {
+    const auto from = static_cast<std::size_t>(source_.integer(std::string("llama.") + key).value());
+    const std::size_t to = wanted == 0 ? from : static_cast<std::size_t>(std::max(wanted, 0));
+    if (to < from || to > 65536)
+      throw InvalidArgument(std::string("the size for '") + key + "' is " + std::to_string(wanted) + "; give " +
+                            std::to_string(from) + " to 65536, or 0 to keep it");
+    return {from, to};
+  }
+
+  void copy_keys() {
+    const auto integer = [&](const char* key, std::int64_t value) {
+      writer_.integer(std::string("llama.") + key, static_cast<std::uint32_t>(value));
+    };
+    const std::int64_t head =
+        source_.integer("llama.attention.key_length")
+            .value_or(static_cast<std::int64_t>(width_.from) / source_.integer("llama.attention.head_count").value());
+    integer("embedding_length", static_cast<std::int64_t>(width_.to));
+    integer("feed_forward_length", static_cast<std::int64_t>(feed_.to));
+    integer("block_count", static_cast<std::int64_t>(blocks_.to));
+    integer("attention.key_length", head);  // by default the width would decide
+    integer("attention.value_length", head);
+    integer("rope.dimension_count", source_.integer("llama.rope.dimension_count").value_or(head));
+    const char* const epsilon = "llama.attention.layer_norm_rms_epsilon";
+    writer_.number(epsilon, static_cast<float>(source_.number(epsilon).value()) * shrink_ * shrink_);
+    for (const GgufEntry& entry : source_.entries())
+      if (std::none_of(std::begin(replaced), std::end(replaced), [&](const char* key) { return entry.key == key; }))
+        writer_.raw(entry.key, entry.type, entry.bytes);
+  }
+
+  /// Writes a tensor under a name with its columns and rows extended.
+  void copy(const GgufTensor& t, const std::string& name, bool extra) {
+    const std::string_view kind = std::string_view(name).substr(name.rfind('.', name.size() - 8) + 1);
+    const auto is = [&](const char* weight) { return kind == std::string(weight) + ".weight"; };
+    if (is("attn_norm") || is("ffn_norm") || is("output_norm")) return copy_norm(t, name);
+    if (is("rope_freqs")) return put(name, t.type, t.shape[0], 1, {t.data.begin(), t.data.end()});
+    const bool into_width = is("attn_output") || is("ffn_down");
+    const bool from_feed = is("ffn_down"), from_heads = is("attn_output");
+    const bool to_feed = is("ffn_gate") || is("ffn_up");
+    const bool embedding = is("token_embd");
+    const std::size_t columns = from_heads ? t.shape[0] : from_feed ? feed_.to : width_.to;
+    const std::size_t rows = into_width ? width_.to : to_feed ? feed_.to : t.shape[1];
+    if (columns % block_numbers(t.type) != 0)
+      throw InvalidArgument("rows of " + std::to_string(columns) + " numbers do not fit " + weight_type_name(t.type) +
+                            ", which packs 32 at a time; give a multiple of 32");
+
+    const std::size_t old_bytes = row_bytes(t.type, t.shape[0]), bytes = row_bytes(t.type, columns);
+    std::vector<std::byte> data(bytes * rows);  // zeros are zeros in every type
+    RandomRows random(t.type, columns, random_);
+    const bool random_columns = !embedding && !from_feed, random_rows = !into_width;
+    for (std::size_t r = 0; r < rows; ++r) {
+      std::byte* const row = data.data() + r * bytes;
+      if (r < t.shape[1] && !extra) {
+        std::memcpy(row, t.data.data() + r * old_bytes, old_bytes);
+        if (random_columns) random.write(row + old_bytes, columns - t.shape[0]);
+      } else if (random_rows) {
+        random.write(row, columns);
+      }
+    }
+    put(name, t.type, columns, rows, std::move(data));
+  }
+
+  void copy_norm(const GgufTensor& t, const std::string& name) {
+    std::vector<float> norm(width_.to, shrink_);
+    std::memcpy(norm.data(), t.data.data(), t.data.size());
+    for (std::size_t i = 0; i < width_.from; ++i) norm[i] *= shrink_;
+    const std::span<const std::byte> bytes = std::as_bytes(std::span(norm));
+    put(name, t.type, norm.size(), 1, {bytes.begin(), bytes.end()});
+  }
+
+  void put(const std::string& name, WeightType type, std::size_t columns, std::size_t rows,
+           std::vector<std::byte> data) {
+    const std::size_t shape[] = {columns, rows};
+    writer_.tensor(name, type, std::span(shape, rows == 1 ? 1 : 2), std::move(data));
+  }
+
+  static constexpr const char* replaced[] = {"llama.embedding_length",
+                                             "llama.feed_forward_length",
+                                             "llama.block_count",
+                                             "llama.attention.key_length",
+                                             "llama.attention.value_length",
+                                             "llama.rope.dimension_count",
+                                             "llama.attention.layer_norm_rms_epsilon"};
+
+  const GgufFile& source_;
+  std::mt19937 random_;
+  Size width_, feed_, blocks_;
+  float shrink_ = 1;  ///< of the norm weights: 2^-k for 4^k times the width
+  GgufWriter writer_;
+};
+
+}  // namespace
+
+std::vector<std::byte> inflate(const GgufFile& source, const InflateOptions& options) {
+  const LlamaEngine checked(source, {.context = 1, .max_rows = 1, .threads = 1});
+  return Inflation(source, options).run();
+}
+
+}  // namespace lookahead::engines
