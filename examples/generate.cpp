@@ -73,18 +73,23 @@ CLI::Validator between(int low, int high, const char* constant) {
           std::to_string(low) + " to " + std::to_string(high)};
 }
 
+// A minus sign would be taken for a huge number.
+const CLI::Validator not_negative(
+    [](std::string& value) { return value.starts_with('-') ? value + " is negative; pass 0 or more" : std::string(); },
+    "");
+
 void declare_options(CLI::App& app, Options& o) {
   auto* prompt =
       app.add_option("prompt,--prompt", o.prompt, "Text to complete; by default standard input, if it is redirected");
   app.add_option("--prompt-file", o.prompt_file, "File with the text to complete, taken without its last newline")
       ->excludes(prompt);
   app.add_option("--model", o.model, "Llama model, a GGUF file")->capture_default_str();
-  app.add_option("--max-tokens", o.max_tokens, "Most tokens to generate")->capture_default_str();
+  app.add_option("--max-tokens", o.max_tokens, "Most tokens to generate")->check(not_negative)->capture_default_str();
   app.add_option("--context", o.context, "Longest context in tokens; 0: the model's")
-      ->check(CLI::NonNegativeNumber)
+      ->check(not_negative)
       ->capture_default_str();
   app.add_option("--threads", o.threads, "Threads; 0: as many as the machine has")
-      ->check(CLI::NonNegativeNumber)
+      ->check(not_negative)
       ->capture_default_str();
   app.add_flag("--ignore-eos", o.ignore_eos, "Go on when the model ends its text");
   app.add_option("--shape", o.shape, "growth (rows by their chances) or published (the original method)")
@@ -97,8 +102,10 @@ void declare_options(CLI::App& app, Options& o) {
       ->check(between(0, max_guesses, "max_guesses"));
   app.add_option("--rows", o.rows, "Most rows of a forward pass; default: growth 16, published all")
       ->check(between(1, max_rows, "max_window or max_guesses"));
-  app.add_option("--seed", o.seed, "Picks the first guesses of a window, never the text")->capture_default_str();
-  app.add_flag("--plain", o.plain, "Plain decoding only, one token a forward pass");
+  app.add_option("--seed", o.seed, "Picks the first guesses of a window, never the text")
+      ->check(not_negative)
+      ->capture_default_str();
+  app.add_flag("--plain", o.plain, "Plain decoding only, one row a forward pass, whatever the shape");
   app.add_flag("--json", o.json, "Print one JSON object and nothing else");
 }
 
@@ -153,6 +160,11 @@ std::string printable(const std::string& bytes) {
   return text;
 }
 
+void print(std::string_view text) {
+  if (!(std::cout << text << std::flush))
+    throw std::runtime_error("standard output cannot be written; is the disk full?");
+}
+
 // Standard output: text as it comes, in colours on a terminal.
 class Screen {
  public:
@@ -166,8 +178,7 @@ class Screen {
   [[nodiscard]] bool colours() const { return colours_; }
 
   void write(std::string_view text) const {
-    if (!quiet_ && !(std::cout << text << std::flush))
-      throw std::runtime_error("standard output cannot be written; is the disk full?");
+    if (!quiet_) print(text);
   }
 
   void prompt(const std::string& text) const { write(painted("2", printable(text))); }
@@ -223,10 +234,7 @@ struct Outcome {
 };
 
 template <class Show>
-Outcome decode(LlamaEngine& model, const Decoder::Options& options, std::span<const Token> prompt,
-               std::size_t max_tokens, Show&& show) {
-  Decoder decoder(model, options);
-  decoder.start(prompt);
+Outcome decode(Decoder& decoder, std::size_t max_tokens, Show&& show) {
   Outcome outcome;
   Clock::duration shown{};
   const auto begin = Clock::now();
@@ -265,15 +273,16 @@ const char* stop_name(lookahead::StopReason stop) {
   }
 }
 
+// What the figures are from.
 std::string describe(const GgufFile& file, const Options& o) {
   std::size_t parameters = 0;
   for (const auto& tensor : file.tensors()) parameters += tensor.shape[0] * tensor.rows();
-  const std::string path_name = std::filesystem::path(o.model).stem().string();
-  std::string text = printable(std::string(file.text("general.name").value_or(path_name)));
+  const std::string_view name = file.text("general.name").value_or("");
+  std::string text = name.empty() ? std::filesystem::path(o.model).filename().string() : printable(std::string(name));
   text += ", " + fixed(static_cast<double>(parameters) / 1e6, 1) + " million parameters";
   std::error_code none;
   if (std::filesystem::equivalent(o.model, bundled_model, none))
-    text += ": small enough to repeat itself, which\nis easy to guess. Larger models gain less.";
+    text += ": so small that it repeats\nitself, which is easy to guess. Larger models gain less.";
   return text + "\n";
 }
 
@@ -308,18 +317,27 @@ int run(const Options& o) {
     options.seed = o.seed;
   }
 
+  const std::string about = describe(file, o);
+  Decoder decoder(model, options);
+  decoder.start(tokens);
+
   Screen screen(o.json);
   screen.prompt(prompt);
   const Outcome ours =
-      decode(model, options, tokens, o.max_tokens, [&](std::span<const Token> block) { screen.block(text_of(block)); });
+      decode(decoder, o.max_tokens, [&](std::span<const Token> block) { screen.block(text_of(block)); });
   screen.end_text();
 
-  screen.status("plain decoding, to compare with ...");
-  const Outcome plain = o.plain ? ours : decode(model, plain_options, tokens, o.max_tokens, [](auto) {});
-  screen.clear_status();
+  Outcome plain = ours;
+  if (!o.plain) {
+    screen.status("plain decoding, to compare with ...");
+    Decoder plain_decoder(model, plain_options);
+    plain_decoder.start(tokens);
+    plain = decode(plain_decoder, o.max_tokens, [](auto) {});
+    screen.clear_status();
+  }
 
   const bool identical = ours.tokens == plain.tokens && ours.total.stop == plain.total.stop;
-  const double speedup = plain.seconds > 0 && ours.seconds > 0 ? plain.seconds / ours.seconds : 1;
+  const double speedup = plain.tokens.empty() ? 1 : ours.tokens_per_second() / plain.tokens_per_second();
   if (o.json) {
     const Json object = {{"tokens", ours.total.tokens},
                          {"steps", ours.total.steps},
@@ -332,12 +350,11 @@ int run(const Options& o) {
                          {"identical", identical},
                          {"stop", stop_name(ours.total.stop)},
                          {"text", text_of(ours.tokens)}};
-    std::cout << object.dump(-1, ' ', false, Json::error_handler_t::replace) << std::endl;
-    if (!std::cout) throw std::runtime_error("standard output cannot be written; is the disk full?");
+    print(object.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n");
     return identical ? success : differs;
   }
 
-  std::string table = describe(file, o) + "\n";
+  std::string table = about + (screen.colours() ? "Each change of colour is one forward pass.\n\n" : "\n");
   const auto both = [&](const char* name, auto value, int decimals) {
     table += row(name, fixed(value(ours), decimals), o.plain ? "" : fixed(value(plain), decimals));
   };
