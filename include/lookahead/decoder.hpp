@@ -96,10 +96,9 @@ class Decoder {
     require_text();
     check_tokens(tokens, "token");
     if (tokens.empty()) return;
-    if (const std::size_t gained = Step::tokens_to_cache(step_.pending().size(), tokens.size()); gained > 0) {
-      check_room(gained, model_.free_slots());
-      prefill(step_.pending(), tokens.first(tokens.size() - 1));
-    }
+    const std::size_t pending = step_.pending().size();
+    check_room(pending + tokens.size() - 1, model_.free_slots());
+    if (Step::tokens_to_cache(pending, tokens.size()) > 0) prefill(step_.pending(), tokens.first(tokens.size() - 1));
     step_.append(pool_, tokens);
     stop_ = StopReason::running;
   }
@@ -192,6 +191,9 @@ class Decoder {
           },
           [&](int row, std::span<token_type> out) {
             const std::size_t n = top_tokens(model_, row, out);
+            if (n == 0 || n > out.size())
+              throw ContractViolation("top_tokens gave " + std::to_string(n) + " tokens of a row: it must give 1 to " +
+                                      std::to_string(out.size()));
             for (std::size_t i = 0; i < n; ++i) checked(out[i]);
             return n;
           },
@@ -254,8 +256,9 @@ class Decoder {
 
   token_type checked(token_type token) const {
     if (!in_vocabulary(token))
-      throw ContractViolation("the model chose token " + std::to_string(token) + " outside its vocabulary of " +
-                              std::to_string(model_.vocabulary()));
+      throw ContractViolation("token " + std::to_string(token) + " was chosen outside the vocabulary of " +
+                              std::to_string(model_.vocabulary()) + ": the model and the policy choose from 0 to " +
+                              std::to_string(model_.vocabulary() - 1));
     return token;
   }
 
