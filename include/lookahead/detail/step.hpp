@@ -104,10 +104,13 @@ LOOKAHEAD_GROUP_FN template <Group Gr, int W, int N, int G, class Token>
 LOOKAHEAD_HD int append(const Gr& g, StepState<W, N, G, Token>& s, const NGramPoolRef& pool, const Token* tokens,
                         int count, StepScratch<W, N, G, Token>& scratch) {
   if (count == 0) return 0;
-  const int total = s.pending_count + count, gained = total <= s.max_pending ? 0 : total - 1;
+  const int total = s.pending_count + count;
+  // The first condition follows from the second; it keeps g++ from warning where `count` is a constant.
+  const bool fits = count < s.max_pending && total <= s.max_pending;
+  const int gained = fits ? 0 : total - 1;
   g.sync();
   if (g.rank() == 0) {
-    if (gained == 0) {
+    if (fits) {
       for (int i = 0; i < count; ++i) s.pending[s.pending_count + i] = tokens[i];
       s.pending_count = total;
     } else {
