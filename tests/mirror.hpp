@@ -1,0 +1,453 @@
+#pragma once
+/// @file mirror.hpp
+/// A request that `Lookahead` decodes and, step by step, the naive window and pool beside it. The tests of the window,
+/// of growth and of the published shape say what a tree must hold; what comes between two trees is here.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <doctest/doctest.h>
+#include <iterator>
+#include <map>
+#include <ostream>
+#include <random>
+#include <span>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "naive_pool.hpp"
+#include "naive_window.hpp"
+
+#include "lookahead/lookahead_step.hpp"
+#include "lookahead/testing/oracle_model.hpp"
+
+namespace mirror {
+
+using lookahead::CandidateClass;
+using lookahead::Limits;
+using lookahead::Lookahead;
+using lookahead::Shape;
+using lookahead::ShapeMode;
+using lookahead::testing::OracleModel;
+using lookahead::testing::OracleOptions;
+using naive::Class;
+using naive::Token;
+using naive::Tokens;
+using Pool = lookahead::NGramPool<Token>;
+
+constexpr std::size_t at(int i) { return static_cast<std::size_t>(i); }
+constexpr int length(const auto& range) { return static_cast<int>(range.size()); }
+
+inline Tokens joined(Tokens a, const Tokens& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
+class Random {
+ public:
+  explicit Random(std::uint64_t seed) : engine_(seed) {}
+  std::uint64_t bits() { return engine_(); }
+  /// A number in [0, n).
+  int below(int n) { return static_cast<int>(engine_() % static_cast<std::uint64_t>(n)); }
+  bool one_in(int n) { return below(n) == 0; }
+  Tokens tokens(int count, int vocabulary) {
+    Tokens t(at(count));
+    for (Token& one : t) one = below(vocabulary);
+    return t;
+  }
+
+ private:
+  std::mt19937_64 engine_;
+};
+
+/// The library's name of a class.
+inline CandidateClass in_library(const Class& c) {
+  constexpr int lengths[] = {1, 2, 3, 4, 6, 9, 13};
+  const auto index = std::ranges::find(lengths, c.length) - std::begin(lengths);
+  return CandidateClass::of(static_cast<int>(index), static_cast<lookahead::Source>(c.source), c.rank);
+}
+
+/// All classes that exist.
+inline const std::vector<Class>& all_classes() {
+  static const std::vector<Class> all = [] {
+    std::vector<Class> classes;
+    for (const int length : {1, 2, 3, 4, 6, 9, 13})
+      for (const auto source : {naive::Source::text, naive::Source::window, naive::Source::recycled})
+        for (int rank = 0; rank < 8; ++rank) classes.push_back({length, source, rank});
+    return classes;
+  }();
+  return all;
+}
+
+/// Estimates as plain counts, in 1/256 of an observation.
+class Estimates {
+ public:
+  struct Count {
+    std::uint64_t hits, trials;
+  };
+
+  std::uint64_t operator()(const Class& c) const {
+    const Count n = count(c);
+    return std::min((n.hits << 32) / n.trials, naive::largest_estimate);
+  }
+  void score(const Class& c, bool hit) {
+    Count n = count(c);
+    n.hits += hit ? 256 : 0;
+    n.trials += 256;
+    counts_[c] = n.trials < 400 * 256 ? n : Count{n.hits / 2, n.trials / 2};
+  }
+  void set(const Class& c, Count n) { counts_[c] = n; }
+
+ private:
+  [[nodiscard]] Count count(const Class& c) const {
+    const auto found = counts_.find(c);
+    return found != counts_.end() ? found->second
+                                  : Count{8 * lookahead::Estimates::start_value(in_library(c)), 8 * 256};
+  }
+  std::map<Class, Count> counts_;
+};
+
+/// A row behind the root.
+struct Row {
+  static constexpr int no_class = 255;
+  Tokens path;  ///< from the root, root excluded
+  bool wanted = false;
+  std::uint64_t reach = 0;   ///< Q0.32; 0 where no candidate backs the row
+  int candidate = no_class;  ///< id of the class of that candidate
+  bool operator==(const Row&) const = default;
+};
+using Rows = std::vector<Row>;
+
+inline std::ostream& operator<<(std::ostream& out, const Rows& rows) {
+  out << rows.size() << " rows";
+  for (const Row& row : rows) {
+    out << "\n  ";
+    for (const Token t : row.path) out << t << ' ';
+    out << (row.wanted ? "wanted" : "-") << " reach " << row.reach << " class " << row.candidate;
+  }
+  return out;
+}
+
+/// What `Lookahead` keeps to itself: its first member.
+template <int W, int N, int G>
+auto& state_of(Lookahead<W, N, G, Token>& step) {
+  static_assert(std::is_standard_layout_v<Lookahead<W, N, G, Token>>);
+  return reinterpret_cast<lookahead::detail::StepState<W, N, G, Token>&>(step);
+}
+
+/// One request, twice.
+template <class Step>
+class Mirror {
+ public:
+  static constexpr int W = Step::window, N = Step::ngram, G = Step::guesses;
+
+  /// `top_count` is how many of a row's best tokens the engine gives, at most.
+  Mirror(const OracleOptions& options, const Tokens& prompt, std::uint64_t seed, bool slides, int top_count,
+         Pool& library_pool)
+      : text(prompt),
+        model_(options),
+        pool_(library_pool),
+        window_(W, N, slides, [this](int) { return Tokens(std::begin(core().segment), std::end(core().segment)); }),
+        planned_(window_),
+        top_count_(at(top_count)) {
+    model_.prefill(std::span(text).first(text.size() - 1));
+    step_.start(pool_, text, seed);
+    pool.add_text(text, text.size());
+    window_.start(text.back());
+  }
+  Mirror(const Mirror&) = delete;
+  Mirror& operator=(const Mirror&) = delete;
+
+  Tokens text;          ///< the prompt and all accepted tokens
+  naive::Pool pool;     ///< what the library's pool must hold
+  Estimates estimates;  ///< what the library's estimates must be
+
+  // The planned step.
+  Shape shape;
+  Limits limits;
+  typename Step::Tree tree;
+
+  void append(const Tokens& more) {
+    Tokens cached = joined(Tokens(step_.pending().begin(), step_.pending().end()), more);
+    cached.resize(step_.append(pool_, more));
+    model_.prefill(cached);
+    text = joined(text, more);
+    pool.add_text(text, more.size());
+    window_.freeze(text.back());
+  }
+
+  void set_estimate(const Class& c, Estimates::Count n) {
+    auto& library = state_of(step_).estimates;
+    const int id = in_library(c).id;
+    library.hits[id] = static_cast<std::uint32_t>(n.hits);
+    library.trials[id] = static_cast<std::uint32_t>(n.trials);
+    estimates.set(c, n);
+    library.probability[id] = static_cast<std::uint32_t>(estimates(c));
+  }
+
+  void plan(const Shape& new_shape, const Limits& new_limits) {
+    shape = new_shape;
+    limits = new_limits;
+    step_.plan(pool_, shape, limits, tree);
+    planned_ = window_;
+    wanted_.clear();
+    if (fitted().w > 0) wanted_ = planned_.plant(fitted().w, fitted().n);
+  }
+
+  void abandon() { step_.abandon(); }
+
+  /// The engine evaluates the tree, the step's first `most` tokens are taken, and the naive parts follow.
+  void finish(std::size_t most) {
+    const auto view = tree.view();
+    if (!view.empty()) model_.forward(view);
+    const auto best = [&](int row, std::span<Token> out) {
+      return model_.top_tokens(row, out.first(std::min(out.size(), top_count_)));
+    };
+    Tokens last;
+    for (int j = 0; j < fitted().w; ++j) {
+      int row = view.root();
+      for (const Token t : planned_.path(fitted().n - 2, j)) row = view.child(row, t);
+      last.push_back(model_.next_token(row));
+    }
+    std::map<int, Tokens> top;
+    for (const int row : view.wanted()) {
+      top[row].resize(8);
+      top[row].resize(best(row, top[row]));
+    }
+    auto proposal = step_.resolve([&](int row) { return model_.next_token(row); }, best, [](Token) { return false; });
+    if (proposal.tokens.size() > most) proposal = step_.accept(most);
+    const std::vector<std::int32_t> path(proposal.path.begin(), proposal.path.end());
+    const Tokens accepted(proposal.tokens.begin(), proposal.tokens.end());
+    const std::size_t kept = view.empty() ? 0 : model_.commit(path);
+    step_.apply(pool_, kept);
+    check_accepted(path, length(accepted));
+
+    const Tokens before = text;
+    text = joined(text, accepted);
+    if (accepted.empty()) return;
+    if (G > 0 && shape.mode == ShapeMode::growth) {
+      score(before, accepted);
+      for (const bool on_path : {false, true})
+        for (const auto& [row, tokens] : top)
+          if ((std::ranges::find(path, row) != path.end()) == on_path)
+            pool.recycle(joined(before, path_of(row)), tokens);
+    }
+    if (fitted().w > 0) {
+      for (const Tokens& gram : planned_.roll(last, accepted)) pool.add_window(gram);
+      window_ = planned_;
+    } else {
+      window_.freeze(text.back());
+    }
+    pool.add_text(text, accepted.size());
+  }
+
+  /// The rows behind the root.
+  [[nodiscard]] Rows rows() {
+    Rows rows;
+    const auto& notes = state_of(step_).notes;
+    for (int r = tree.root + 1; r < tree.rows; ++r)
+      rows.push_back({path_of(r), tree.view().is_wanted(r), notes.reach[r], notes.candidate[r]});
+    return rows;
+  }
+
+  /// The rows that the window puts behind the root, in order: depth by depth, level 0 before the columns.
+  [[nodiscard]] Rows window_rows() {
+    Rows rows;
+    const auto add = [&](int level, int column) {
+      const Row row{planned_.path(level, column), wanted_.at(planned_.path(level, column))};
+      if (std::ranges::find(rows, row) == rows.end()) rows.push_back(row);
+    };
+    const int w = fitted().w, n = fitted().n;
+    for (int depth = 1; w > 0 && depth <= w + n - 3; ++depth) {
+      if (depth < w) add(0, depth);
+      for (int j = 0; j < w; ++j)
+        if (depth - j >= 1 && depth - j <= n - 2) add(depth - j, j);
+    }
+    return rows;
+  }
+
+  /// Every cell has its token, and the row of its path.
+  void check_cells() {
+    Tokens cells, wanted;
+    for (int r = 0; r < fitted().n - 1; ++r)
+      for (int j = 0; j < fitted().w; ++j) {
+        cells.push_back(core().cell[r][j]);
+        wanted.push_back(planned_.token(r, j));
+        if (path_of(state_of(step_).cell_row[r][j]) != planned_.path(r, j))
+          FAIL("level " << r << ", column " << j << " has the row of another path");
+      }
+    REQUIRE(cells == wanted);
+  }
+
+  /// What is the same in every tree: the pending chain, the limits, the report.
+  void check_plan() {
+    const auto pending = step_.pending();
+    const auto view = tree.view();
+    REQUIRE(std::ranges::equal(pending, std::span(text).last(pending.size())));
+    REQUIRE(view.size() <= limits.rows);
+    REQUIRE(length(view.wanted()) <= limits.logit_rows);
+    if (complete()) {
+      REQUIRE(view.root() == length(pending) - 1);
+      REQUIRE(view.is_wanted(view.root()));
+    } else {
+      REQUIRE(view.size() == std::min(limits.rows, length(pending) - 1));
+      REQUIRE(view.wanted().empty());
+    }
+    REQUIRE(std::ranges::equal(view.tokens().first(at(view.root() + 1)), pending.first(at(view.root() + 1))));
+
+    const auto& report = step_.report();
+    auto wanted = report;
+    wanted = {};
+    wanted.rows = view.size();
+    wanted.logit_rows = length(view.wanted());
+    wanted.published_rows = (std::clamp(shape.w, 0, W) + std::clamp(shape.g, 0, G)) * (std::clamp(shape.n, 2, N) - 1);
+    std::uint64_t reaches = 0;
+    for (const Row& row : rows()) {
+      REQUIRE(length(row.path) <= limits.depth);
+      ++wanted.drafted[origin(row)][row.path.size() - 1];
+      reaches += row.reach;
+    }
+    REQUIRE(report.rows == wanted.rows);
+    REQUIRE(report.logit_rows == wanted.logit_rows);
+    REQUIRE(report.published_rows == wanted.published_rows);
+    REQUIRE(std::ranges::equal(flat(report.drafted), flat(wanted.drafted)));
+    REQUIRE(report.expected == (complete() ? 1 + static_cast<double>(reaches) * 0x1p-32 : 0));
+  }
+
+  void check_estimates() const {
+    for (const Class& c : all_classes()) {
+      const int id = in_library(c).id;
+      if (const std::uint64_t q = step_.estimates().probability[id]; q != estimates(c))
+        FAIL("class " << id << " has the estimate " << q << " instead of " << estimates(c));
+    }
+  }
+
+  /// Whether the step can yield a token.
+  [[nodiscard]] bool complete() const {
+    return limits.rows >= length(step_.pending()) && limits.logit_rows >= 1 && limits.tokens_left >= 1;
+  }
+
+  /// How much of the shape the limits allowed.
+  [[nodiscard]] const Shape& fitted() { return state_of(step_).shape; }
+
+  /// A set of the library's pool is full: from now on it may forget what the naive pool keeps.
+  [[nodiscard]] bool forgets() {
+    const auto ref = pool_.ref();
+    return std::any_of(ref.sets, ref.sets + ref.set_count, [&](const lookahead::PoolSet& set) {
+      return std::all_of(std::rbegin(set.stamp), std::rend(set.stamp),
+                         [&](std::uint32_t stamp) { return stamp > ref.clock->floor; });
+    });
+  }
+
+  [[nodiscard]] std::size_t free_slots() const { return model_.free_slots(); }
+
+ private:
+  [[nodiscard]] const auto& core() const { return step_.jacobi_window(); }
+
+  [[nodiscard]] Tokens path_of(int row) const {
+    Tokens path;
+    for (; row > tree.root; row = tree.parent[row]) path.insert(path.begin(), tree.token[row]);
+    return path;
+  }
+
+  static int origin(const Row& row) {
+    return row.candidate == Row::no_class
+               ? 0
+               : 1 + static_cast<int>(CandidateClass{static_cast<std::uint8_t>(row.candidate)}.source());
+  }
+
+  template <int A, int B>
+  static std::span<const std::int16_t> flat(const std::int16_t (&table)[A][B]) {
+    return {&table[0][0], at(A * B)};
+  }
+
+  void check_accepted(const std::vector<std::int32_t>& path, int tokens) {
+    const auto& report = step_.report();
+    auto wanted = report;
+    for (auto& depths : wanted.accepted) std::ranges::fill(depths, std::int16_t{0});
+    const Rows all = rows();
+    for (const int row : path)
+      if (row > tree.root) {
+        const Row& accepted = all.at(at(row - tree.root - 1));
+        ++wanted.accepted[origin(accepted)][accepted.path.size() - 1];
+      }
+    REQUIRE(report.tokens == tokens);
+    REQUIRE(std::ranges::equal(flat(report.accepted), flat(wanted.accepted)));
+  }
+
+  // A candidate whose estimate is 0 is none.
+  void score(const Tokens& before, const Tokens& accepted) {
+    std::vector<std::pair<Class, bool>> scores;
+    for (int i = 0; i < length(accepted); ++i) {
+      const Tokens here = joined(before, Tokens(accepted.begin(), accepted.begin() + i));
+      for (const auto& one : pool.score(here, accepted[at(i)], estimates))
+        if (estimates(one.first) > 0) scores.push_back(one);
+    }
+    for (const auto& [its_class, hit] : scores) estimates.score(its_class, hit);
+  }
+
+  OracleModel<> model_;
+  Step step_;
+  Pool& pool_;
+  naive::Window window_, planned_;  // between steps, and with what the planned step filled in
+  std::map<Tokens, bool> wanted_;   // the planned window's rows
+  std::size_t top_count_;
+};
+
+/// Decodes a random request in steps of random shapes up to `most` and random limits, and calls `check(mirror)` behind
+/// every plan. Returns the number of steps.
+template <class Step, class Check>
+int run_case(std::uint64_t seed, const Shape& most, Check check) {
+  static Pool pool(1 << 18);
+  pool.reset();
+  Random random(seed);
+  OracleOptions options;
+  options.vocabulary = random.one_in(2) ? 2 + random.below(9) : random.one_in(2) ? 300 : 20000;
+  options.seed = random.bits();
+  options.repetition = random.below(11) / 10.0;
+  options.capacity = 2000;
+  options.max_rows = options.max_logit_rows = 1000;
+  options.max_kept = random.one_in(3) ? random.below(4) : 1000;
+  const Tokens prompt = random.tokens(1 + random.below(random.one_in(2) ? 3 : 60), options.vocabulary);
+  const bool slides = random.one_in(2);
+  Mirror<Step> mirror(options, prompt, random.bits(), slides, 1 + random.below(8), pool);
+  // Estimates of every size, many of them equal, some of them about to be halved.
+  if (random.one_in(2)) {
+    for (const Class& c : all_classes()) {
+      const std::uint64_t trials = 256 * (random.one_in(2) ? 399 : 1 + random.bits() % 399);
+      const std::uint64_t hits[] = {0, trials, trials / 2, random.bits() % trials};
+      mirror.set_estimate(c, {hits[random.below(4)], trials});
+    }
+  }
+
+  const auto shape = [&] {
+    const auto extent = [&](int value) { return random.one_in(2) ? 3 * value : random.below(value + 1); };
+    Shape s{extent(most.w), extent(most.n), extent(most.g), most.mode, slides};
+    if (random.one_in(6)) s.mode = ShapeMode{most.mode == ShapeMode::growth};
+    return s;
+  };
+  const auto limits = [&] {
+    constexpr int plenty = Step::max_rows;
+    const auto limit = [&](int rarely) { return random.one_in(rarely) ? random.below(30) : plenty; };
+    return Limits{random.one_in(2) ? limit(2) : random.below(plenty), limit(5), limit(6), limit(6)};
+  };
+  int steps = 0;
+  for (; steps < 20 && mirror.free_slots() > at(Step::max_rows) && !mirror.forgets(); ++steps) {
+    CAPTURE(steps);
+    if (random.one_in(12)) mirror.append(random.tokens(1 + random.below(50), options.vocabulary));
+    if (random.one_in(6)) {
+      mirror.plan(shape(), limits());
+      mirror.abandon();
+    }
+    mirror.plan(shape(), limits());
+    mirror.check_plan();
+    mirror.check_cells();
+    check(mirror);
+    mirror.finish(random.one_in(8) ? 1 + random.bits() % 3 : 1000);
+    mirror.check_estimates();
+  }
+  return steps;
+}
+
+}  // namespace mirror

@@ -1,0 +1,393 @@
+// The pool, beside a naive table that forgets as it must: what it gives, in which order, and what it forgets.
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <doctest/doctest.h>
+#include <map>
+#include <random>
+#include <set>
+#include <span>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "cases.hpp"
+
+#include "lookahead/decoder.hpp"
+#include "lookahead/ngram_pool.hpp"
+#include "lookahead/testing/oracle_model.hpp"
+#include "lookahead/testing/plain_decode.hpp"
+
+namespace {
+
+using namespace lookahead;
+using Token = std::int32_t;
+using Tokens = std::vector<Token>;
+using Pool = NGramPool<Token>;
+
+constexpr std::size_t at(int i) { return static_cast<std::size_t>(i); }
+
+std::uint64_t hash_of(const Tokens& context) {
+  ContextHash hash;
+  for (auto t = context.rbegin(); t != context.rend(); ++t) hash.push(static_cast<std::uint32_t>(*t));
+  return hash.value();
+}
+
+/// What a context gives: (source, rank, token), newest first, equally new ones by rank.
+using Found = std::vector<std::tuple<Source, int, Token>>;
+
+Found look_up(Pool& pool, std::uint64_t context) {
+  std::vector<std::tuple<std::uint32_t, Source, int, Token>> all;
+  pool.ref().for_each(SerialTile{}, context, [&](Source source, int rank, std::uint32_t token, std::uint32_t stamp) {
+    all.emplace_back(~stamp, source, rank, static_cast<Token>(token));
+  });
+  std::sort(all.begin(), all.end());
+  Found found;
+  for (const auto& [age, source, rank, token] : all) found.emplace_back(source, rank, token);
+  return found;
+}
+
+/// Files `best` behind a context: one token, or for recycled entries the best ones.
+struct Filing {
+  Tokens context;
+  Source source;
+  Tokens best;
+};
+
+void file(Pool& pool, const std::vector<Filing>& batch) {
+  std::vector<PoolInsert> inserts;
+  for (const Filing& f : batch) {
+    inserts.push_back({hash_of(f.context), f.source, static_cast<int>(f.best.size()), {}});
+    std::copy(f.best.begin(), f.best.end(), inserts.back().token);
+  }
+  pool.ref().insert_all(SerialGroup{}, inserts.data(), static_cast<int>(inserts.size()));
+}
+
+void file(Pool& pool, Source source, const Tokens& context, Token token) { file(pool, {{context, source, {token}}}); }
+
+/// Sets of 32 places. A place keeps what it holds until something else takes it; entries from before the last reset
+/// are not seen, but stay in their places.
+class NaivePool {
+ public:
+  explicit NaivePool(std::size_t sets) : sets_(sets) {}
+
+  void file(const Filing& f) {
+    ++now_;
+    auto& set = sets_[static_cast<std::size_t>((hash_of(f.context) >> 32) * sets_.size() >> 32)];
+    for (int rank = 0; rank < static_cast<int>(f.best.size()); ++rank) {
+      const Token token = f.best[at(rank)];
+      const bool recycled = f.source == Source::recycled;
+      auto place = std::ranges::find_if(set, [&](const Entry& e) {
+        return e.source == f.source && e.context == f.context && (recycled ? e.rank == rank : e.token == token);
+      });
+      if (place == set.end()) place = std::ranges::min_element(set, {}, &Entry::when);
+      evictions += place->when > floor_ && place->context != f.context ? 1 : 0;
+      *place = {f.context, f.source, rank, token, now_};
+    }
+  }
+
+  void add_text(const Tokens& text) {
+    for (std::size_t i = 0; i < text.size(); ++i)
+      for (const std::size_t n : {1, 2, 3, 4, 6, 9, 13})
+        if (n <= i) {
+          const auto end = text.begin() + static_cast<std::ptrdiff_t>(i);
+          file({Tokens(end - static_cast<std::ptrdiff_t>(n), end), Source::text, {text[i]}});
+        }
+  }
+
+  void reset() { floor_ = now_; }
+  void empty() {
+    for (auto& set : sets_)
+      for (Entry& e : set) e.when = 0;
+  }
+
+  [[nodiscard]] Found look_up(const Tokens& context) const {
+    std::vector<std::tuple<std::uint64_t, Source, int, Token>> all;
+    for (const auto& set : sets_)
+      for (const Entry& e : set) {
+        if (e.context != context || e.when <= floor_) continue;
+        const auto newer = std::ranges::count_if(set, [&](const Entry& other) {
+          return other.context == context && other.source == e.source && other.when > e.when;
+        });
+        all.emplace_back(~e.when, e.source,
+                         e.source == Source::recycled ? e.rank : std::min(static_cast<int>(newer), 7), e.token);
+      }
+    std::sort(all.begin(), all.end());
+    Found found;
+    for (const auto& [age, source, rank, token] : all) found.emplace_back(source, rank, token);
+    return found;
+  }
+
+  long evictions = 0;  ///< entries that had to go for another context's
+
+ private:
+  struct Entry {
+    Tokens context = {};
+    Source source = Source::text;
+    int rank = 0;
+    Token token = -1;
+    std::uint64_t when = 0;
+  };
+  std::vector<std::array<Entry, 32>> sets_;
+  std::uint64_t now_ = 0, floor_ = 0;
+};
+
+class Random {
+ public:
+  explicit Random(int seed) : engine_(static_cast<std::uint64_t>(seed)) {}
+  int below(int n) { return static_cast<int>(engine_() % static_cast<std::uint64_t>(n)); }
+  Tokens tokens(int count, int vocabulary) {
+    Tokens t(at(count));
+    for (Token& one : t) one = below(vocabulary);
+    return t;
+  }
+
+ private:
+  std::mt19937_64 engine_;
+};
+
+/// Few contexts, so that they meet again: all of one to three tokens out of four.
+const std::vector<Tokens>& contexts() {
+  static const std::vector<Tokens> all = [] {
+    std::vector<Tokens> some{{}};
+    for (std::size_t i = 0; some[i].size() < 3; ++i)
+      for (Token t = 0; t < 4; ++t) {
+        some.push_back({t});
+        some.back().insert(some.back().end(), some[i].begin(), some[i].end());
+      }
+    some.erase(some.begin());
+    return some;
+  }();
+  return all;
+}
+
+Filing random_filing(Random& random) {
+  const auto source = static_cast<Source>(random.below(3));
+  Filing f{contexts()[at(random.below(static_cast<int>(contexts().size())))], source, {}};
+  f.best = random.tokens(source == Source::recycled ? random.below(9) : random.below(10) > 0 ? 1 : 0, 14);
+  return f;
+}
+
+}  // namespace
+
+TEST_CASE("the pool gives, ranks and forgets what the naive table does") {
+  const int count = std::max(cases(2000) / 50, 20);
+  long evictions = 0;
+  for (int seed = 0; seed < count; ++seed) {
+    CAPTURE(seed);
+    Random random(seed);
+    const int sets = std::array{1, 2, 8}[at(random.below(3))];
+    Pool pool(at(32 * sets));
+    NaivePool naive(at(sets));
+    if (random.below(4) == 0)
+      pool.ref().clock->now = NGramPoolRef::last_stamp - static_cast<std::uint32_t>(random.below(300));
+    for (int step = 0; step < 40; ++step) {
+      CAPTURE(step);
+      const bool late = pool.ref().clock->now > NGramPoolRef::last_stamp;
+      std::vector<Filing> batch;
+      switch (random.below(12)) {
+        case 0:
+          pool.reset();
+          naive.reset();
+          break;
+        case 1: {
+          // Longer than a piece of `add_text`, or shorter than every context. Stamps may run out between two pieces.
+          const Tokens text = random.tokens(late || random.below(2) == 0 ? random.below(5) : random.below(100), 4);
+          const bool runs_out = pool.ref().clock->now + 7 * text.size() > NGramPoolRef::last_stamp;
+          if (late && !text.empty()) naive.empty();
+          if (!late && runs_out) break;
+          pool.add_text(text);
+          naive.add_text(text);
+          break;
+        }
+        default:
+          for (int i = random.below(20); i > 0; --i) batch.push_back(random_filing(random));
+          if (late) naive.empty();
+          file(pool, batch);
+          for (const Filing& f : batch) naive.file(f);
+      }
+      for (const Tokens& context : contexts()) REQUIRE(look_up(pool, hash_of(context)) == naive.look_up(context));
+    }
+    evictions += naive.evictions;
+  }
+  MESSAGE(evictions << " evictions");
+  CHECK(evictions > count);
+}
+
+TEST_CASE("contexts of any length differ where a length or a token does") {
+  std::set<std::uint64_t> fingerprints;
+  for (const Tokens& context : contexts()) fingerprints.insert(hash_of(context) >> 5);
+  CHECK(fingerprints.size() == contexts().size());
+  CHECK(hash_of({0}) != hash_of({0, 0}));
+  CHECK(hash_of({1, 2}) != hash_of({2, 1}));
+  CHECK(hash_of({-1}) != hash_of({1}));
+}
+
+TEST_CASE("a text is filed under 1, 2, 3, 4, 6, 9 and 13 tokens, whatever its length") {
+  for (const int length : {0, 1, 2, 13, 14, 31, 32, 33, 45, 46, 64, 65, 200}) {
+    CAPTURE(length);
+    Tokens text(at(length));
+    for (int i = 0; i < length; ++i) text[at(i)] = i;
+    Pool pool;
+    pool.add_text(text);
+    for (int i = 0; i < length; ++i)
+      for (int n = 1; n <= std::min(i, 14); ++n) {
+        const Tokens context(text.begin() + i - n, text.begin() + i);
+        const bool filed = n <= 4 || n == 6 || n == 9 || n == 13;
+        REQUIRE(look_up(pool, hash_of(context)) == (filed ? Found{{Source::text, 0, i}} : Found{}));
+      }
+  }
+}
+
+TEST_CASE("texts are independent of one another") {
+  Pool pool;
+  pool.add_text(Tokens{1, 2, 3});
+  pool.add_text(Tokens{4, 5});
+  CHECK(look_up(pool, hash_of({3})).empty());
+  CHECK(look_up(pool, hash_of({2, 3})).empty());
+  CHECK(look_up(pool, hash_of({4})) == Found{{Source::text, 0, 5}});
+}
+
+TEST_CASE("text and window entries rank by recency, from the eighth on alike") {
+  Pool pool(32);
+  for (Token t = 0; t < 10; ++t) file(pool, Source::text, {5}, t);
+  file(pool, Source::text, {5}, 3);
+  for (Token t = 20; t < 22; ++t) file(pool, Source::window, {5}, t);
+  CHECK(look_up(pool, hash_of({5})) == Found{{Source::window, 0, 21},
+                                             {Source::window, 1, 20},
+                                             {Source::text, 0, 3},
+                                             {Source::text, 1, 9},
+                                             {Source::text, 2, 8},
+                                             {Source::text, 3, 7},
+                                             {Source::text, 4, 6},
+                                             {Source::text, 5, 5},
+                                             {Source::text, 6, 4},
+                                             {Source::text, 7, 2},
+                                             {Source::text, 7, 1},
+                                             {Source::text, 7, 0}});
+}
+
+TEST_CASE("a recycled entry replaces the one of its rank") {
+  Pool pool(32);
+  file(pool, {{{5}, Source::recycled, {10, 11, 12}}});
+  file(pool, {{{5}, Source::recycled, {11, 10}}});
+  CHECK(look_up(pool, hash_of({5})) ==
+        Found{{Source::recycled, 0, 11}, {Source::recycled, 1, 10}, {Source::recycled, 2, 12}});
+}
+
+TEST_CASE("a full set forgets its oldest entry, and an entry that comes again is new") {
+  Pool pool(32);
+  for (Token t = 0; t < 32; ++t) file(pool, Source::text, {t}, t);
+  file(pool, Source::text, {0}, 0);
+  file(pool, Source::window, {100}, 100);
+  for (Token t = 0; t < 32; ++t) CHECK(look_up(pool, hash_of({t})).empty() == (t == 1));
+  CHECK(look_up(pool, hash_of({100})) == Found{{Source::window, 0, 100}});
+}
+
+TEST_CASE("a context is told by 27 bits of its hash, and its set by the upper half") {
+  Pool pool(64);
+  const std::uint64_t context = 0x0123456789ABCDEFU;
+  const auto insert = [&](std::uint64_t hash, std::uint32_t token) {
+    const PoolInsert one{hash, Source::text, 1, {token}};
+    pool.ref().insert_all(SerialGroup{}, &one, 1);
+  };
+  insert(context, 7);
+  for (int bit = 0; bit < 64; ++bit) {
+    CAPTURE(bit);
+    const Found found = look_up(pool, context ^ std::uint64_t{1} << bit);
+    // Two sets: the highest bit alone picks the set.
+    CHECK(found.empty() == ((bit >= 5 && bit < 32) || bit == 63));
+  }
+}
+
+TEST_CASE("reset forgets everything and touches no entry") {
+  Pool pool(64);
+  Random random(1);
+  for (int round = 0; round < 3; ++round) {
+    for (int i = 0; i < 100; ++i) file(pool, {random_filing(random)});
+    const auto ref = pool.ref();
+    const std::vector<PoolSet> before(ref.sets, ref.sets + ref.set_count);
+    pool.reset();
+    for (const Tokens& context : contexts()) REQUIRE(look_up(pool, hash_of(context)).empty());
+    CHECK(std::memcmp(before.data(), ref.sets, before.size() * sizeof(PoolSet)) == 0);
+  }
+}
+
+TEST_CASE("stamps near their end empty the pool") {
+  for (const bool reset : {false, true}) {
+    Pool pool(64);
+    file(pool, Source::text, {1}, 2);
+    pool.ref().clock->now = NGramPoolRef::last_stamp;
+    file(pool, Source::text, {3}, 4);  // the last that fits
+    CHECK(look_up(pool, hash_of({1})) == Found{{Source::text, 0, 2}});
+    if (reset) pool.reset();
+    file(pool, Source::text, {5}, 6);
+    CHECK(look_up(pool, hash_of({1})).empty());
+    CHECK(look_up(pool, hash_of({3})).empty());
+    CHECK(look_up(pool, hash_of({5})) == Found{{Source::text, 0, 6}});
+    CHECK(pool.ref().clock->now == 1);
+  }
+  // In the middle of a text: what comes behind is kept.
+  Pool pool;
+  pool.ref().clock->now = NGramPoolRef::last_stamp - 7 * 32 - 1;
+  Tokens text(100);
+  for (Token t = 0; t < 100; ++t) text[at(t)] = t;
+  pool.add_text(text);
+  for (Token t = 1; t < 100; ++t) CHECK(look_up(pool, hash_of({t - 1})).empty() == (t < 64));
+}
+
+TEST_CASE("a copy of a pool is independent") {
+  Pool pool(64);
+  file(pool, Source::text, {1}, 2);
+  Pool copy = pool;
+  file(pool, Source::text, {1}, 3);
+  file(copy, Source::text, {1}, 4);
+  CHECK(look_up(pool, hash_of({1})) == Found{{Source::text, 0, 3}, {Source::text, 1, 2}});
+  CHECK(look_up(copy, hash_of({1})) == Found{{Source::text, 0, 4}, {Source::text, 1, 2}});
+  copy.reset();
+  CHECK(look_up(pool, hash_of({1})).size() == 2);
+  copy = pool;
+  CHECK(look_up(copy, hash_of({1})).size() == 2);
+}
+
+TEST_CASE("a pool is rounded up to whole sets, and impossible sizes are refused") {
+  CHECK(Pool(1).slots() == 32);
+  CHECK(Pool(32).slots() == 32);
+  CHECK(Pool(33).slots() == 64);
+  CHECK(Pool().slots() == Pool::default_slots);
+  for (const std::size_t bad : {std::size_t{0}, Pool::max_slots + 1, ~std::size_t{0}}) {
+    const std::string message = "a pool of " + std::to_string(bad) + " slots: pass 1 to 2147483648";
+    CHECK_THROWS_WITH_AS(Pool{bad}, message.c_str(), InvalidArgument);
+  }
+}
+
+TEST_CASE("foreign texts and tiny pools never change what is generated") {
+  using Oracle = testing::OracleModel<Token>;
+  for (int seed = 0; seed < std::max(cases(2000) / 200, 10); ++seed) {
+    CAPTURE(seed);
+    Random random(seed);
+    testing::OracleOptions options;
+    options.vocabulary = 2 + random.below(30);
+    options.seed = static_cast<std::uint64_t>(seed);
+    Oracle model(options);
+    const Tokens prompt = random.tokens(1 + random.below(20), options.vocabulary);
+    const Tokens plain = testing::plain_decode(model, std::span<const Token>(prompt), 60);
+
+    DecoderOptions<Token> decoder_options;
+    decoder_options.pool_slots = random.below(2) == 0 ? 1 : 5000;
+    decoder_options.keep_pool = true;
+    decoder_options.shape.w = random.below(4);
+    if (random.below(3) == 0) decoder_options.shape.mode = ShapeMode::published;
+    Decoder<Oracle, 3, 4, 5> decoder(model, decoder_options);
+    for (int i = 0; i < 3; ++i) {
+      decoder.pool().add_text(random.tokens(random.below(300), options.vocabulary));
+      Tokens text;
+      decoder.generate(prompt, 60,
+                       [&](std::span<const Token> block) { text.insert(text.end(), block.begin(), block.end()); });
+      REQUIRE(text == plain);
+    }
+  }
+}
