@@ -69,25 +69,14 @@ struct Estimates {
     update(c.id);
   }
 
-  /// Start value in 1/256. Text and recycled classes: hit rates measured on HumanEval prompts with
-  /// SmolLM2-135M-Instruct, empty pool, limits of 16 to 64 rows; classes with few trials follow their neighbours.
-  /// Window classes: a formula.
+  /// Start value in 1/256: rises with the length of the context, falls with the rank. By formula, because it serves
+  /// unlike models better than hit rates that were measured on one of them (docs/decisions.md has the figures).
   [[nodiscard]] static LOOKAHEAD_HD constexpr std::uint32_t start_value(CandidateClass c) {
-    constexpr std::uint8_t text_first[] = {33, 141, 202, 190, 230, 238, 236};
-    constexpr std::uint8_t text_one[] = {33, 36, 34, 20, 20, 13, 10, 8};
-    constexpr std::uint8_t recycled_one[] = {102, 46, 41, 23, 20, 15, 13, 3};
-    constexpr std::uint8_t recycled_two[] = {148, 67, 26, 26, 13, 13, 13, 13};
-    const int length = context_length(c.length_index()), rank = c.rank();
-    switch (c.source()) {
-      case Source::text:
-        if (length == 1) return text_one[rank];
-        if (length == 2 && rank == 1) return 128;
-        return static_cast<std::uint32_t>(text_first[c.length_index()]) / static_cast<std::uint32_t>(1 + rank);
-      case Source::recycled:
-        return length == 1 ? recycled_one[rank] : recycled_two[rank];
-      default:
-        return static_cast<std::uint32_t>((51 + 26 * (length < 3 ? length : 3)) * 2 / (2 + 3 * rank));
-    }
+    const int length = context_length(c.length_index());
+    const int first = c.source() == Source::text     ? 218 - 154 / length
+                      : c.source() == Source::window ? 51 + 26 * (length < 3 ? length : 3)
+                                                     : 64 + 13 * (length < 2 ? length : 2);
+    return static_cast<std::uint32_t>(first * 2 / (2 + 3 * c.rank()));
   }
 
  private:
