@@ -4,6 +4,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -73,9 +74,14 @@ CLI::Validator between(int low, int high, const char* constant) {
           std::to_string(low) + " to " + std::to_string(high)};
 }
 
-// A minus sign would be taken for a huge number.
-const CLI::Validator not_negative(
-    [](std::string& value) { return value.starts_with('-') ? value + " is negative; pass 0 or more" : std::string(); },
+// CLI11 alone takes -1 and what is too large for the largest number.
+const CLI::Validator whole_number(
+    [](std::string& value) {
+      std::uint64_t number = 0;
+      const char* end = value.data() + value.size();
+      const auto [rest, error] = std::from_chars(value.data(), end, number);
+      return error == std::errc() && rest == end ? std::string() : value + " is no number from 0 to 2^64 - 1";
+    },
     "");
 
 void declare_options(CLI::App& app, Options& o) {
@@ -84,12 +90,12 @@ void declare_options(CLI::App& app, Options& o) {
   app.add_option("--prompt-file", o.prompt_file, "File with the text to complete, taken without its last newline")
       ->excludes(prompt);
   app.add_option("--model", o.model, "Llama model, a GGUF file")->capture_default_str();
-  app.add_option("--max-tokens", o.max_tokens, "Most tokens to generate")->check(not_negative)->capture_default_str();
+  app.add_option("--max-tokens", o.max_tokens, "Most tokens to generate")->check(whole_number)->capture_default_str();
   app.add_option("--context", o.context, "Longest context in tokens; 0: the model's")
-      ->check(not_negative)
+      ->check(whole_number)
       ->capture_default_str();
   app.add_option("--threads", o.threads, "Threads; 0: as many as the machine has")
-      ->check(not_negative)
+      ->check(whole_number)
       ->capture_default_str();
   app.add_flag("--ignore-eos", o.ignore_eos, "Go on when the model ends its text");
   app.add_option("--shape", o.shape, "growth (rows by their chances) or published (the original method)")
@@ -103,7 +109,7 @@ void declare_options(CLI::App& app, Options& o) {
   app.add_option("--rows", o.rows, "Most rows of a forward pass; default: growth 16, published all")
       ->check(between(1, max_rows, "max_window or max_guesses"));
   app.add_option("--seed", o.seed, "Picks the first guesses of a window, never the text")
-      ->check(not_negative)
+      ->check(whole_number)
       ->capture_default_str();
   app.add_flag("--plain", o.plain, "Plain decoding only, one row a forward pass, whatever the shape");
   app.add_flag("--json", o.json, "Print one JSON object and nothing else");

@@ -1,0 +1,323 @@
+// The demo and the smallest adapter, run as a user runs them.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <doctest/doctest.h>
+#include <filesystem>
+#include <fstream>
+#include <initializer_list>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <span>
+#include <sstream>
+#include <string>
+#include <string_view>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <vector>
+
+#include "engines/gguf.hpp"
+#include "engines/llama_engine.hpp"
+#include "engines/tokenizer.hpp"
+#include "tiny_llama.hpp"
+
+#include "lookahead/testing/plain_decode.hpp"
+
+namespace fs = std::filesystem;
+using namespace lookahead;
+using nlohmann::json;
+
+namespace {
+
+const fs::path root = fs::current_path();
+const fs::path bundled = root / "examples/models/cpython-6m-q8_0.gguf";
+const std::string code = "def mean(data):\n    \"\"\"";
+
+// A folder that goes when the tests end.
+struct Folder {
+  fs::path path = fs::temp_directory_path() / ("lookahead-demo-" + std::to_string(getpid()));
+  Folder() { fs::create_directories(path); }
+  ~Folder() { fs::remove_all(path); }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+
+  std::string file(const std::string& name, std::string_view content) const {
+    std::ofstream(path / name, std::ios::binary) << content;
+    return path / name;
+  }
+} const folder;
+
+std::string content(const fs::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  REQUIRE_MESSAGE(in.good(), path);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+std::string quoted(const std::string& argument) {
+  std::string text = "'";
+  for (const char c : argument) text += c == '\'' ? "'\\''" : std::string(1, c);
+  return text + "'";
+}
+
+struct Ran {
+  int status;
+  std::string out, err;
+};
+
+// Runs a command of the shell in a folder of its own.
+Ran shell(const std::string& command, std::string_view input = "") {
+  folder.file("in", input);
+  const std::string script = "cd " + quoted(folder.path) + " && { " + command + "; } <in >out 2>err";
+  const int status = std::system(script.c_str());
+  return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, content(folder.path / "out"), content(folder.path / "err")};
+}
+
+std::string generate(const std::vector<std::string>& arguments) {
+  std::string command = quoted(LOOKAHEAD_GENERATE);
+  for (const std::string& argument : arguments) (command += ' ') += quoted(argument);
+  return command;
+}
+
+// The object that --json prints, alone on standard output.
+json object(const Ran& ran) {
+  INFO(ran.err);
+  REQUIRE(ran.status == 0);
+  CHECK(ran.err.empty());
+  REQUIRE(ran.out.find('\n') == ran.out.size() - 1);
+  return json::parse(ran.out);
+}
+
+json generate_json(std::vector<std::string> arguments, std::string_view input = "") {
+  arguments.insert(arguments.begin(), "--json");
+  return object(shell(generate(arguments), input));
+}
+
+std::string plain_text(const fs::path& path, const std::string& prompt, std::size_t max_tokens) {
+  const engines::GgufFile file(path);
+  const engines::Tokenizer tokenizer(file);
+  engines::LlamaEngine model(file);
+  std::string text;
+  for (const std::int32_t token :
+       testing::plain_decode(model, std::span<const std::int32_t>(tokenizer.encode(prompt, tokenizer.add_bos())),
+                             max_tokens, tokenizer.eos()))
+    text += tokenizer.piece(token);
+  return text;
+}
+
+std::string tiny_model() {
+  const std::vector<std::byte> image = testing::tiny_llama({});
+  return folder.file("tiny.gguf", {reinterpret_cast<const char*>(image.data()), image.size()});
+}
+
+void refused(const Ran& ran, std::initializer_list<const char*> words) {
+  CAPTURE(ran.err);
+  CHECK(ran.status == 2);
+  CHECK(ran.out.empty());
+  for (const char* word : words) CHECK_MESSAGE(ran.err.find(word) != std::string::npos, word);
+}
+
+}  // namespace
+
+TEST_CASE("every shape gives the text of plain decoding, and an account that adds up") {
+  const std::string text = plain_text(bundled, code, 60);
+  struct Case {
+    std::vector<std::string> options;
+    double fewest_tokens_per_step, most_rows;
+  };
+  const std::vector<Case> cases = {{{}, 1.5, 16},
+                                   {{"--rows", "4"}, 1.2, 4},
+                                   {{"--rows", "1"}, 1, 1},
+                                   {{"--plain"}, 1, 1},
+                                   {{"--plain", "--shape", "published", "--rows", "50"}, 1, 1},
+                                   {{"--shape", "published"}, 1.2, 153},
+                                   {{"--shape", "published", "--window", "5", "--guesses", "3", "--ngram", "3"}, 1, 50},
+                                   {{"--window", "7", "--ngram", "4", "--rows", "64"}, 1.5, 64},
+                                   {{"--window", "5", "--ngram", "2", "--guesses", "0"}, 1, 16},
+                                   {{"--window", "0", "--guesses", "0"}, 1, 1},
+                                   {{"--window", "3", "--seed", "18446744073709551615"}, 1.2, 16},
+                                   {{"--threads", "1", "--context", "200"}, 1.5, 16}};
+  for (Case c : cases) {
+    CAPTURE(json(c.options).dump());
+    c.options.insert(c.options.end(), {"--max-tokens", "60", code});
+    const json o = generate_json(c.options);
+    CHECK(o.size() == 11);
+    CHECK(o.at("text") == text);
+    CHECK(o.at("identical") == true);
+    CHECK(o.at("tokens") == 60);
+    CHECK(o.at("stop") == "max_tokens");
+    CHECK(o.at("tokens_per_step") == doctest::Approx(60.0 / o.at("steps").get<double>()));
+    CHECK(o.at("tokens_per_step") >= c.fewest_tokens_per_step);
+    CHECK(o.at("rows_per_step") >= 1);
+    CHECK(o.at("rows_per_step") <= c.most_rows);
+    CHECK(o.at("expected_per_step") >= 1);
+    CHECK(o.at("tokens_per_second") > 0);
+    CHECK(o.at("speedup") ==
+          doctest::Approx(o.at("tokens_per_second").get<double>() / o.at("plain_tokens_per_second").get<double>()));
+  }
+}
+
+TEST_CASE("the prompt comes from an argument, a file or standard input") {
+  const std::string ends = "x = [1, 2]\n\n";
+  const auto text = [](std::vector<std::string> arguments, std::string_view input = "") {
+    arguments.insert(arguments.begin(), {"--max-tokens", "12"});
+    return generate_json(arguments, input).at("text").get<std::string>();
+  };
+  const std::string expected = plain_text(bundled, ends, 12);
+  REQUIRE(expected != plain_text(bundled, ends.substr(0, ends.size() - 1), 12));
+  CHECK(text({ends}) == expected);
+  CHECK(text({"--prompt", ends}) == expected);
+  CHECK(text({"--prompt-file", folder.file("prompt", ends + "\n")}) == expected);
+  CHECK(text({"--prompt-file", "prompt"}) == expected);
+  CHECK(text({}, ends + "\n") == expected);
+  CHECK(text({"--", "-1"}) == plain_text(bundled, "-1", 12));
+  CHECK(text({""}) == plain_text(bundled, "", 12));
+  CHECK(text({}) != text({""}));  // nothing on standard input: a prompt of the demo's own
+  CHECK(text({}).size() > 12);
+}
+
+TEST_CASE("texts end for one of three reasons") {
+  CHECK(generate_json({"--max-tokens", "0", code}).at("tokens") == 0);
+  const json full = generate_json({"--context", "20", "--max-tokens", "18446744073709551615", code});
+  CHECK(full.at("stop") == "out_of_room");
+  CHECK(full.at("identical") == true);
+
+  // A model for which a token of that text is the end.
+  const std::string text = generate_json({"--max-tokens", "40", code}).at("text");
+  std::string image = content(bundled);
+  const engines::Tokenizer tokenizer{engines::GgufFile(bundled)};
+  const std::int32_t end = tokenizer.encode(text, false).at(20);
+  const std::string key = "tokenizer.ggml.eos_token_id";
+  const std::size_t at = image.find(key);
+  REQUIRE(at != std::string::npos);
+  for (std::size_t i = 0; i < 4; ++i) image[at + key.size() + 4 + i] = static_cast<char>(end >> (8 * i) & 0xFF);
+  const std::string model = folder.file("ends.gguf", image);
+  const json ended = generate_json({"--model", model, "--max-tokens", "40", code});
+  CHECK(ended.at("stop") == "end_token");
+  CHECK(ended.at("tokens") <= 21);
+  CHECK(ended.at("text") == plain_text(model, code, 40));
+  const json ignored = generate_json({"--model", model, "--max-tokens", "40", "--ignore-eos", code});
+  CHECK(ignored.at("stop") == "max_tokens");
+  CHECK(ignored.at("text") == text);
+}
+
+TEST_CASE("text that is not UTF-8 harms neither JSON nor the screen") {
+  const std::string model = tiny_model(), prompt = "\xff\x1b[2J\xc2\x9b\xe2\x82";
+  const std::string raw = plain_text(model, prompt, 100);
+  REQUIRE_THROWS(json(raw).dump());  // not UTF-8
+  const json o = generate_json({"--model", model, "--max-tokens", "100", prompt});
+  CHECK(o.at("identical") == true);
+  CHECK(o.at("text") == json::parse(json(raw).dump(-1, ' ', false, json::error_handler_t::replace)));
+
+  const Ran ran = shell(generate({"--model", model, "--max-tokens", "100", prompt}));
+  CHECK(ran.status == 0);
+  CHECK_NOTHROW(json(ran.out).dump());
+  CHECK(ran.out.starts_with("\xef\xbf\xbd?[2J??\xef\xbf\xbd"));
+  CHECK(ran.out.find('\x1b') == std::string::npos);
+
+  // A character whose bytes come in two steps appears as a whole.
+  const std::string list = "names = ['\xc3\xa9', '\xe2\x82\xac', '\xc3\xa9', '\xe2\x82\xac', '\xc3\xa9', '";
+  const Ran whole = shell(generate({"--plain", "--max-tokens", "30", list}));
+  const std::string text = plain_text(bundled, list, 30);
+  REQUIRE(text.find("\xe2\x82\xac") != std::string::npos);
+  CHECK(whole.out.starts_with(list + text));
+}
+
+TEST_CASE("what people see") {
+  const Ran ran = shell(generate({"--max-tokens", "40", code}));
+  CHECK(ran.status == 0);
+  CHECK(ran.err.empty());
+  CHECK(ran.out.starts_with(code + plain_text(bundled, code, 40) + "\n\ncpython-6m, 5.8 million parameters"));
+  for (const char* line : {"\ntokens                   40         40\n", "\nsteps  ", "\ntokens per step  ",
+                           "\nrows per step  ", "\ntokens/s  ", "\nspeed-up  ", "\nidentical               yes\n"})
+    CHECK_MESSAGE(ran.out.find(line) != std::string::npos, line);
+  CHECK(ran.out.find('\x1b') == std::string::npos);
+
+  const Ran plain = shell(generate({"--max-tokens", "40", "--plain", code}));
+  CHECK(plain.out.find("speed-up") == std::string::npos);
+  CHECK(plain.out.find("\ntokens                   40\n") != std::string::npos);
+
+  const auto on_terminal = [](const std::string& environment) {
+    return shell("env -u NO_COLOR TERM=xterm " + environment + " script -qec " +
+                 quoted(generate({"--max-tokens", "12", code})) + " /dev/null")
+        .out;
+  };
+  const std::string colours = on_terminal("");
+  CHECK(colours.find("\x1b[36m") != std::string::npos);
+  CHECK(colours.find("\x1b[35m") != std::string::npos);
+  CHECK(on_terminal("NO_COLOR=1").find("\x1b[3") == std::string::npos);
+  CHECK(on_terminal("TERM=dumb").find('\x1b') == std::string::npos);
+}
+
+TEST_CASE("what cannot be done is refused with value, limit and remedy") {
+  const auto run = [](const std::vector<std::string>& arguments) { return shell(generate(arguments)); };
+  refused(run({"--window", "16"}), {"--window", "16", "0 to 15", "raise max_window"});
+  refused(run({"--ngram", "6"}), {"--ngram", "6", "2 to 5", "raise max_ngram"});
+  refused(run({"--guesses", "-1"}), {"--guesses", "-1", "0 to 15"});
+  refused(run({"--rows", "154"}), {"--rows", "154", "1 to 153", "raise"});
+  refused(run({"--rows", "0"}), {"--rows", "0", "1 to 153"});
+  refused(run({"--shape", "round"}), {"round", "growth", "published"});
+  refused(run({"--max-tokens", "-4"}), {"--max-tokens", "-4", "from 0 to 2^64 - 1"});
+  refused(run({"--max-tokens", "99999999999999999999"}), {"--max-tokens", "99999999999999999999"});
+  refused(run({"--seed", "x"}), {"--seed", "x"});
+  refused(run({"--threads", "257"}), {"threads", "257", "1 to 256"});
+  refused(run({"--context", "1025"}), {"context", "1025", "1024"});
+  refused(run({"--no-such-option"}), {"--no-such-option", "--help"});
+  refused(run({"a", "b"}), {"b", "--help"});
+  refused(run({"a", "--prompt-file", "b"}), {"--prompt-file"});
+  refused(run({"--context", "2", code}), {"tokens", "2 free slots", "shorten"});
+
+  refused(run({"--prompt-file", "missing.txt"}), {"missing.txt", "cannot be opened"});
+  refused(run({"--prompt-file", folder.path}), {"cannot be read"});
+  folder.file("long.txt", std::string((std::size_t{1} << 22) + 1, 'x'));
+  refused(run({"--prompt-file", "long.txt"}), {"long.txt", "4194304", "shorten"});
+
+  refused(run({"--model", "missing.gguf"}), {"missing.gguf", "cannot be opened"});
+  refused(run({"--model", folder.path}), {"not a regular file"});
+  folder.file("empty.gguf", "");
+  refused(run({"--model", "empty.gguf"}), {"empty.gguf", "empty"});
+  folder.file("short.gguf", content(bundled).substr(0, 3'000'000));
+  refused(run({"--model", "short.gguf"}), {"short.gguf"});
+
+  const Ran full = shell(generate({"--max-tokens", "2", "--json", code}) + " >/dev/full");
+  refused(full, {"standard output cannot be written"});
+  const Ran help = shell(generate({"--help"}));
+  CHECK(help.status == 0);
+  CHECK(help.out.find("Exit status: 0 ") != std::string::npos);
+}
+
+TEST_CASE("run.sh passes everything on, wherever it is called") {
+  folder.file("its own.txt", code + "\n");
+  const std::string command = quoted(root / "examples/run.sh") + " --json --max-tokens 30 --rows 8 --prompt-file ";
+  const Ran ran = shell(command + "'its own.txt'");
+  INFO(ran.err);
+  REQUIRE(ran.status == 0);
+  const json o = json::parse(ran.out);
+  CHECK(o.at("text") == plain_text(bundled, code, 30));
+  CHECK(o.at("rows_per_step") <= 8);
+  CHECK(shell(command + "missing.txt").status == 2);
+}
+
+TEST_CASE("the smallest adapter decodes, and the README shows it as it is") {
+  const Ran ran = shell(quoted(LOOKAHEAD_MINIMAL));
+  CHECK(ran.status == 0);
+  std::istringstream out(ran.out);
+  std::string line, digits;
+  std::getline(out, line);
+  for (const char c : line)
+    if (c != ' ') digits += c;
+  std::string expected;
+  for (int i = 0, a = 0, b = 1; i < 100; ++i) {
+    const int next = (a + b) % 7;
+    a = b;
+    b = next;
+    expected += static_cast<char>('0' + next);
+  }
+  CHECK(digits == expected);
+
+  const std::string source = content(root / "examples/minimal.cpp"), readme = content(root / "README.md");
+  CHECK(std::count(source.begin(), source.end(), '\n') <= 60);
+  CHECK(readme.find("```cpp\n" + source + "```\n") != std::string::npos);
+  CHECK(readme.find("```\n" + ran.out + "```\n") != std::string::npos);
+}
