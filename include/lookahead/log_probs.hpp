@@ -1,0 +1,90 @@
+#pragma once
+/// @file log_probs.hpp
+/// Log-probabilities of the chosen tokens and their best alternatives.
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "lookahead/model.hpp"
+#include "lookahead/verify_policy.hpp"
+
+namespace lookahead {
+
+/// A token and the natural logarithm of its probability under the model's raw logits.
+template <class Token>
+struct TokenLogProb {
+  Token token;
+  float log_prob;
+  [[nodiscard]] bool operator==(const TokenLogProb&) const = default;
+};
+
+/// Wraps a policy and records, for each token that it selects, the token's log-probability and those of the best
+/// `alternatives` tokens. They are taken from the logits of the row that the walk reached, before any processor, and so
+/// equal plain decoding's. Positions are absolute. Memory grows with the text.
+template <class V, class Token = std::int32_t>
+class LogProbs {
+ public:
+  explicit LogProbs(V policy = {}, std::size_t alternatives = 0)
+      : policy_(std::move(policy)), alternatives_(alternatives) {}
+
+  /// `tokens` stand in the text from `position` on; they have no record.
+  void observe(std::size_t position, std::span<const Token> tokens) {
+    resize(position + tokens.size());
+    if constexpr (requires { policy_.observe(position, tokens); }) policy_.observe(position, tokens);
+  }
+
+  template <LogitsModel M>
+  requires VerifyPolicy<V, M> Token select(M& model, int row, std::int64_t position) {
+    const Token token = policy_.select(model, row, position);
+    const std::span<const float> logits = model.logits(row);
+    const double top = static_cast<double>(*std::max_element(logits.begin(), logits.end()));
+    double sum = 0;
+    for (const float x : logits) sum += std::exp(static_cast<double>(x) - top);
+    const double log_sum = top + std::log(sum);
+    const auto of = [&](Token t) {
+      return TokenLogProb<Token>{
+          t, static_cast<float>(static_cast<double>(logits[static_cast<std::size_t>(t)]) - log_sum)};
+    };
+    // A step that was dropped, or cut short, is selected again from an earlier position.
+    resize(static_cast<std::size_t>(position));
+    best_.resize(alternatives_);
+    const std::size_t n = alternatives_ == 0 ? 0 : top_tokens(model, row, std::span<Token>(best_));
+    chosen_.push_back(of(token));
+    for (std::size_t i = 0; i < n; ++i) others_.push_back(of(best_[i]));
+    ends_.push_back(others_.size());
+    return token;
+  }
+
+  /// The record of the token at `position`. Precondition: it was selected, and not rolled back.
+  [[nodiscard]] const TokenLogProb<Token>& at(std::size_t position) const { return chosen_[position]; }
+
+  /// The best tokens at `position`, best first; fewer than asked for where the vocabulary is smaller.
+  [[nodiscard]] std::span<const TokenLogProb<Token>> alternatives(std::size_t position) const {
+    const std::size_t begin = position == 0 ? 0 : ends_[position - 1];
+    return std::span(others_).subspan(begin, ends_[position] - begin);
+  }
+
+  /// The wrapped policy.
+  [[nodiscard]] V& policy() { return policy_; }
+
+ private:
+  void resize(std::size_t text) {
+    const std::size_t end = text < ends_.size() ? (text == 0 ? 0 : ends_[text - 1]) : others_.size();
+    others_.resize(end, TokenLogProb<Token>{});
+    ends_.resize(text, end);
+    chosen_.resize(text, TokenLogProb<Token>{Token{-1}, 0});
+  }
+
+  V policy_;
+  std::size_t alternatives_;
+  std::vector<TokenLogProb<Token>> chosen_, others_;
+  std::vector<std::size_t> ends_;  ///< where a position's alternatives end
+  std::vector<Token> best_;
+};
+
+}  // namespace lookahead
