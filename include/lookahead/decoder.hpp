@@ -3,9 +3,13 @@
 /// The decoding loop for people who do not own one.
 
 #include <algorithm>
+#include <chrono>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <span>
+#include <stop_token>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -20,10 +24,32 @@ namespace lookahead {
 
 /// Why a text ended.
 enum class StopReason : std::uint8_t {
-  running,     ///< it has not
-  end_token,   ///< the last token is an end token
-  max_tokens,  ///< as many tokens as wanted
-  out_of_room  ///< the model has no free slot
+  running,      ///< it has not
+  end_token,    ///< the last token is an end token
+  max_tokens,   ///< as many tokens as wanted
+  sink,         ///< the sink ended it, for a stop string for example
+  out_of_room,  ///< the model has no free slot
+  deadline,     ///< the time is up
+  cancelled     ///< another thread asked for it
+};
+
+/// What may end a run between two steps; nothing is lost, another run goes on.
+struct Interrupt {
+  std::stop_token cancel{};
+  std::chrono::steady_clock::time_point deadline = std::chrono::steady_clock::time_point::max();
+};
+
+/// What a sink takes of a block before it is committed.
+struct Admission {
+  std::size_t tokens;  ///< the first so many, at least 1
+  bool stop;           ///< the text ends with them
+};
+
+/// A sink that may end a text in the middle of a block: `sink.admit(block)` says how many tokens it will take. It is
+/// called before the commit and changes nothing that matters; the sink is then called with those tokens.
+template <class S, class Token>
+concept AdmittingSink = requires(S& sink, std::span<const Token> block) {
+  { sink.admit(block) } -> std::same_as<Admission>;
 };
 
 /// What a decoder may do; the defaults suit a CPU.
@@ -86,6 +112,10 @@ class Decoder {
     prefill({}, prompt.first(prompt.size() - 1));
     if (!options_.keep_pool) pool_.reset();
     step_.start(pool_, prompt, options_.seed);
+    text_.clear();
+    text_.reserve(std::min(model_.context_size() + model_.free_slots(), most_reserved) + prompt.size() +
+                  Step::max_block);
+    take(prompt);
     active_ = true;
     stop_ = StopReason::running;
   }
@@ -100,26 +130,58 @@ class Decoder {
     check_room(pending + tokens.size() - 1, model_.free_slots());
     if (Step::tokens_to_cache(pending, tokens.size()) > 0) prefill(step_.pending(), tokens.first(tokens.size() - 1));
     step_.append(pool_, tokens);
+    take(tokens);
     stop_ = StopReason::running;
   }
 
+  /// Back to the first `length` tokens of the text, prompt included; the last of them is the new root. The pool keeps
+  /// what it has seen. Throws InvalidArgument unless 1 <= length <= text().size(); that changes nothing. Costs what the
+  /// model's `truncate` costs.
+  void roll_back(std::size_t length) {
+    require_text();
+    if (length == 0 || length > text_.size())
+      throw InvalidArgument("a text of " + std::to_string(text_.size()) + " tokens cannot go back to " +
+                            std::to_string(length) + ": pass 1 to its length");
+    if (length <= step_.context_size()) model_.truncate(length - 1);
+    text_.resize(length);
+    step_.rewind(model_.context_size(), text_);
+    stop_ = StopReason::running;
+  }
+
+  /// A decoder that continues the same text by itself. `model` must hold the same context (`ForkableModel::fork` gives
+  /// such a model) and outlive the fork; a sampling policy should have a stream of its own. Copies the pool. Throws
+  /// InvalidArgument for this decoder's own model, or one with a context of another size.
+  [[nodiscard]] Decoder fork(M& model, V verify) const {
+    if (&model == &model_ || model.context_size() != model_.context_size())
+      throw InvalidArgument("the fork's model holds " + std::to_string(model.context_size()) + " tokens, this one " +
+                            std::to_string(model_.context_size()) + ": pass a fork of the model");
+    return Decoder(*this, model, std::move(verify));
+  }
+
   /// One step. Reports at most `max_tokens` tokens by one call of `sink(std::span<const token_type> block)`; no call
-  /// where there are none. Returns why the text ended, or `running`. After an end token it does nothing.
+  /// where there are none. Returns why the text ended, or `running`. Once an end token or the sink has ended
+  /// the text it does nothing until there is more input.
   template <class Sink>
   StopReason step(std::size_t max_tokens, Sink&& sink) {
     require_text();
-    const std::span<const token_type> block = advance(max_tokens);
+    const std::span<const token_type> block = advance(max_tokens, sink);
     if (!block.empty()) sink(block);
     return stop_;
   }
 
-  /// Steps until an end token, `max_tokens` tokens, or no room. Continues the text that there is. Zero tokens: no step.
+  /// Steps until an end token, the sink, `max_tokens` tokens, no room, or an interrupt ends it. Continues the text that
+  /// there is. Zero tokens: no step.
   template <class Sink>
-  Generation run(std::size_t max_tokens, Sink&& sink) {
+  Generation run(std::size_t max_tokens, Sink&& sink, const Interrupt& interrupt = {}) {
     require_text();
     Generation total;
     do {
-      const std::span<const token_type> block = advance(max_tokens - total.tokens);
+      const bool cancelled = interrupt.cancel.stop_requested();
+      if (cancelled || std::chrono::steady_clock::now() >= interrupt.deadline) {
+        total.stop = cancelled ? StopReason::cancelled : StopReason::deadline;
+        return total;
+      }
+      const std::span<const token_type> block = advance(max_tokens - total.tokens, sink);
       if (stepped_) {
         const auto& report = step_.report();
         ++total.steps;
@@ -137,9 +199,17 @@ class Decoder {
 
   /// `start` and `run`.
   template <class Sink>
-  Generation generate(std::span<const token_type> prompt, std::size_t max_tokens, Sink&& sink) {
+  Generation generate(std::span<const token_type> prompt, std::size_t max_tokens, Sink&& sink,
+                      const Interrupt& interrupt = {}) {
     start(prompt);
-    return run(max_tokens, std::forward<Sink>(sink));
+    return run(max_tokens, std::forward<Sink>(sink), interrupt);
+  }
+
+  /// The blocks of up to `max_tokens` more tokens as an input range: `for (auto block : decoder.stream(n))`. Each step
+  /// runs when its block is asked for; a block is valid until the next one is.
+  [[nodiscard]] auto stream(std::size_t max_tokens) {
+    require_text();
+    return Stream(*this, max_tokens);
   }
 
   /// The account of the last step.
@@ -152,14 +222,82 @@ class Decoder {
   /// The pool, to add texts before a request (with `keep_pool`).
   [[nodiscard]] NGramPool<token_type>& pool() noexcept { return pool_; }
 
+  /// The text so far, prompt included.
+  [[nodiscard]] std::span<const token_type> text() const noexcept { return text_; }
+
+  /// Why the text ended, or `running`.
+  [[nodiscard]] StopReason stop_reason() const noexcept { return stop_; }
+
+  /// The policy, to read what it recorded.
+  [[nodiscard]] V& verify() noexcept { return verify_; }
+
   /// The state of the algorithm.
   [[nodiscard]] const Step& state() const noexcept { return step_; }
 
  private:
+  class Stream {
+   public:
+    Stream(Decoder& decoder, std::size_t max_tokens) : decoder_(decoder), left_(max_tokens) {}
+
+    class Iterator {
+     public:
+      using value_type = std::span<const token_type>;
+      using difference_type = std::ptrdiff_t;
+      explicit Iterator(Stream& stream) : stream_(&stream) {}
+      value_type operator*() const { return stream_->block_; }
+      Iterator& operator++() {
+        stream_->next();
+        return *this;
+      }
+      void operator++(int) { ++*this; }
+      bool operator==(std::default_sentinel_t) const { return stream_->block_.empty(); }
+
+     private:
+      Stream* stream_;
+    };
+
+    Iterator begin() {
+      next();
+      return Iterator(*this);
+    }
+    [[nodiscard]] std::default_sentinel_t end() const { return {}; }
+
+   private:
+    void next() {
+      const auto ignore = [](std::span<const token_type>) {};
+      do {
+        block_ = decoder_.advance(left_, ignore);
+      } while (block_.empty() && decoder_.stop_ == StopReason::running);
+      left_ -= block_.size();
+    }
+
+    Decoder& decoder_;
+    std::size_t left_;
+    std::span<const token_type> block_;
+  };
+
+  Decoder(const Decoder& other, M& model, V verify)
+      : model_(model),
+        options_(other.options_),
+        verify_(std::move(verify)),
+        pool_(other.pool_),
+        step_(other.step_.fork()),
+        text_(other.text_),
+        active_(other.active_),
+        stop_(other.stop_) {
+    text_.reserve(other.text_.capacity());
+  }
+
+  void take(std::span<const token_type> tokens) {
+    if constexpr (requires { verify_.observe(text_.size(), tokens); }) verify_.observe(text_.size(), tokens);
+    text_.insert(text_.end(), tokens.begin(), tokens.end());
+  }
+
   /// Plan, forward, resolve, commit, apply. Returns the new tokens.
-  std::span<const token_type> advance(std::size_t max_tokens) {
+  template <class Sink>
+  std::span<const token_type> advance(std::size_t max_tokens, Sink& sink) {
     stepped_ = false;
-    if (stop_ == StopReason::end_token) return {};
+    if (stop_ == StopReason::end_token || stop_ == StopReason::sink) return {};
     stop_ = StopReason::running;
     if (max_tokens == 0) {
       stop_ = StopReason::max_tokens;
@@ -181,6 +319,7 @@ class Decoder {
     step_.plan(pool_, options_.shape, limits, tree_);
     Proposal<token_type> proposal;
     std::size_t kept = 0;
+    bool sink_stops = false;
     try {
       const TokenTree<token_type> tree = tree_.view();
       model_.forward(tree);
@@ -201,6 +340,18 @@ class Decoder {
             return std::find(options_.end_tokens.begin(), options_.end_tokens.end(), token) !=
                    options_.end_tokens.end();
           });
+      if constexpr (AdmittingSink<Sink, token_type>) {
+        if (!proposal.tokens.empty()) {
+          const Admission admission = sink.admit(proposal.tokens);
+          if (admission.tokens == 0 || admission.tokens > proposal.tokens.size())
+            throw ContractViolation("the sink admits " + std::to_string(admission.tokens) + " tokens of a block of " +
+                                    std::to_string(proposal.tokens.size()) +
+                                    ": it must admit at least one and at most all");
+          proposal = step_.accept(admission.tokens);
+          sink_stops = admission.stop;
+        }
+      }
+      if (text_.capacity() - text_.size() < proposal.tokens.size()) text_.reserve(2 * text_.capacity());
       kept = model_.commit(proposal.path);
     } catch (...) {
       step_.abandon();
@@ -217,7 +368,10 @@ class Decoder {
     stepped_ = true;
     const std::size_t n = proposal.tokens.size();
     std::copy(proposal.tokens.begin(), proposal.tokens.end(), block_);
-    if (proposal.stopped)
+    text_.insert(text_.end(), block_, block_ + n);
+    if (sink_stops)
+      stop_ = StopReason::sink;
+    else if (proposal.stopped)
       stop_ = StopReason::end_token;
     else if (n == max_tokens)
       stop_ = StopReason::max_tokens;
@@ -271,12 +425,15 @@ class Decoder {
     return static_cast<std::int32_t>(n < most ? n : most);
   }
 
+  static constexpr std::size_t most_reserved = std::size_t{1} << 20;  ///< tokens; a longer text grows as it goes
+
   M& model_;
   Options options_;
   [[no_unique_address]] V verify_;
   NGramPool<token_type> pool_;
   Step step_;
   typename Step::Tree tree_;
+  std::vector<token_type> text_;
   token_type block_[static_cast<std::size_t>(Step::max_block)];
   bool active_ = false, stepped_ = false;
   StopReason stop_ = StopReason::running;

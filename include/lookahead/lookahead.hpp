@@ -7,11 +7,16 @@
 #include "lookahead/estimates.hpp"       // IWYU pragma: export
 #include "lookahead/group.hpp"           // IWYU pragma: export
 #include "lookahead/jacobi_window.hpp"   // IWYU pragma: export
+#include "lookahead/log_probs.hpp"       // IWYU pragma: export
 #include "lookahead/lookahead_step.hpp"  // IWYU pragma: export
 #include "lookahead/mask.hpp"            // IWYU pragma: export
 #include "lookahead/model.hpp"           // IWYU pragma: export
 #include "lookahead/ngram_pool.hpp"      // IWYU pragma: export
+#include "lookahead/philox.hpp"          // IWYU pragma: export
+#include "lookahead/processors.hpp"      // IWYU pragma: export
+#include "lookahead/sample_verify.hpp"   // IWYU pragma: export
 #include "lookahead/shape.hpp"           // IWYU pragma: export
 #include "lookahead/step_report.hpp"     // IWYU pragma: export
+#include "lookahead/text_stream.hpp"     // IWYU pragma: export
 #include "lookahead/token_tree.hpp"      // IWYU pragma: export
 #include "lookahead/verify_policy.hpp"   // IWYU pragma: export

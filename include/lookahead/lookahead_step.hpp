@@ -2,6 +2,7 @@
 /// @file lookahead_step.hpp
 /// The algorithm without I/O: it never calls a model, never allocates and never throws of its own accord.
 
+#include <algorithm>
 #include <cassert>
 #include <cstddef>
 #include <cstdint>
@@ -90,6 +91,17 @@ class Lookahead {
     state_.context_size = static_cast<std::int32_t>(context_size);
     state_.pending_count = static_cast<std::int32_t>(pending.size());
     for (std::size_t i = 0; i < pending.size(); ++i) state_.pending[i] = pending[i];
+  }
+
+  /// Sets the request back, or on, to where its text is `text`: all reported tokens up to some point, prompt included,
+  /// of which the engine's context holds the first `context_size`. The others are the pending chain, whose last token
+  /// is the root. Preconditions: no step is planned; 1 <= text.size() - context_size <= max_pending.
+  void rewind(std::size_t context_size, std::span<const Token> text) noexcept {
+    const std::size_t tail = std::min<std::size_t>(text.size(), max_context_length);
+    resume(context_size, text.subspan(context_size));
+    state_.tail.count = static_cast<std::int32_t>(tail);
+    std::copy(text.end() - static_cast<std::ptrdiff_t>(tail), text.end(), state_.tail.token);
+    state_.window.cell[0][0] = text.back();
   }
 
   /// Writes the tree of the next step into `out`. With fewer rows allowed than are pending, the tree holds the first of

@@ -11,15 +11,10 @@
 #include <utility>
 #include <vector>
 
+#include "lookahead/decoder.hpp"
 #include "lookahead/errors.hpp"
 
 namespace lookahead {
-
-/// What a sink takes of a block before it is committed.
-struct Admission {
-  std::size_t tokens;  ///< the first so many, at least 1
-  bool stop;           ///< the text ends with them
-};
 
 /// A sink for `Decoder::run` that turns tokens into text and watches for stop strings, which may begin in one block and
 /// end in another. Text that may still become a stop string, and characters whose bytes are not complete, are held back

@@ -144,8 +144,8 @@ struct TokenTreeStorage {
 
   /// The view that engines take.
   [[nodiscard]] constexpr TokenTree<Token> view() const {
-    return TokenTree<Token>({token, parent, depth, position, ancestor, want_bits, wanted, rows, root, context_size,
-                             wanted_count, words});
+    return TokenTree<Token>(
+        {token, parent, depth, position, ancestor, want_bits, wanted, rows, root, context_size, wanted_count, words});
   }
 };
 
