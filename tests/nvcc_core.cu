@@ -1,31 +1,44 @@
-/// The host types from a CUDA source: a tree is built and read in a kernel and on the host.
+/// The core from a CUDA source: the phases of a step compile for the host and in a kernel.
 
-#include "lookahead/token_tree.hpp"
+#include "lookahead/lookahead.hpp"
 
 namespace {
 
-using Storage = lookahead::TokenTreeStorage<int, 120>;
+using Step = lookahead::Lookahead<15, 5, 15>;
+using State = lookahead::detail::StepState<15, 5, 15, int>;
+using Scratch = lookahead::detail::StepScratch<15, 5, 15, int>;
 
-LOOKAHEAD_HD void build(Storage& tree) {
-  const int pending[] = {1, 2};
-  tree.begin(7, pending, 2);
-  tree.want(tree.add(tree.root, 3));
+/// Chooses the row's number: what is chosen does not matter here.
+struct Choice {
+  LOOKAHEAD_HD int operator()(int row) const { return row; }
+  LOOKAHEAD_HD int operator()(int row, int* out, int) const {
+    *out = row;
+    return 1;
+  }
+};
+
+struct Never {
+  LOOKAHEAD_HD bool operator()(int) const { return false; }
+};
+
+LOOKAHEAD_HD void step(State& state, const lookahead::NGramPoolRef& pool, Step::Tree& tree, Scratch& scratch) {
+  const lookahead::SerialGroup group;
+  const int prompt[] = {1, 2, 3, 1, 2};
+  lookahead::detail::start(group, state, pool, prompt, 5, 7, scratch);
+  lookahead::detail::plan(group, state, pool, lookahead::Shape{}, lookahead::Limits{}, tree, scratch);
+  lookahead::detail::resolve(group, state, tree, Choice{}, Choice{}, Never{});
+  lookahead::detail::apply(group, state, pool, tree, state.path_count, scratch);
 }
 
-__global__ void build_on_device(Storage* tree) {
-  __shared__ Storage shared;
-  if (threadIdx.x == 0) build(shared);
-  __syncthreads();
-  if (threadIdx.x == 0) *tree = shared;
+__global__ void step_on_device(State* state, lookahead::NGramPoolRef pool, Step::Tree* tree, Scratch* scratch) {
+  step(*state, pool, *tree, *scratch);
 }
 
 }  // namespace
 
-/// Builds the tree on both sides and says whether the host reads what it should.
-bool nvcc_core(Storage* device) {
-  build_on_device<<<1, 32>>>(device);
-  Storage host;
-  build(host);
-  const lookahead::TokenTree<int> tree = host.view();
-  return tree.size() == 3 && tree.is_wanted(2) && tree.sees(2, 0);
+/// The same on both sides.
+void nvcc_core(State* state, lookahead::NGramPoolRef pool, Step::Tree* tree, Scratch* scratch) {
+  step_on_device<<<1, 1>>>(state, pool, tree, scratch);
+  lookahead::NGramPool<int> host_pool;
+  step(*state, host_pool.ref(), *tree, *scratch);
 }
