@@ -44,6 +44,13 @@ inline Tokens joined(Tokens a, const Tokens& b) {
   return a;
 }
 
+/// What the pool files behind a context under; oldest token first.
+inline std::uint64_t hash_of(const Tokens& context) {
+  lookahead::ContextHash hash;
+  for (auto t = context.rbegin(); t != context.rend(); ++t) hash.push(static_cast<std::uint32_t>(*t));
+  return hash.value();
+}
+
 class Random {
  public:
   explicit Random(std::uint64_t seed) : engine_(seed) {}

@@ -5,16 +5,14 @@
 #include <cstdint>
 #include <cstring>
 #include <doctest/doctest.h>
-#include <map>
-#include <random>
 #include <set>
 #include <span>
 #include <string>
 #include <tuple>
-#include <utility>
 #include <vector>
 
 #include "cases.hpp"
+#include "mirror.hpp"
 
 #include "lookahead/decoder.hpp"
 #include "lookahead/ngram_pool.hpp"
@@ -24,17 +22,13 @@
 namespace {
 
 using namespace lookahead;
-using Token = std::int32_t;
-using Tokens = std::vector<Token>;
-using Pool = NGramPool<Token>;
-
-constexpr std::size_t at(int i) { return static_cast<std::size_t>(i); }
-
-std::uint64_t hash_of(const Tokens& context) {
-  ContextHash hash;
-  for (auto t = context.rbegin(); t != context.rend(); ++t) hash.push(static_cast<std::uint32_t>(*t));
-  return hash.value();
-}
+using mirror::at;
+using mirror::hash_of;
+using mirror::length;
+using mirror::Pool;
+using mirror::Random;
+using mirror::Token;
+using mirror::Tokens;
 
 /// What a context gives: (source, rank, token), newest first, equally new ones by rank.
 using Found = std::vector<std::tuple<Source, int, Token>>;
@@ -60,10 +54,10 @@ struct Filing {
 void file(Pool& pool, const std::vector<Filing>& batch) {
   std::vector<PoolInsert> inserts;
   for (const Filing& f : batch) {
-    inserts.push_back({hash_of(f.context), f.source, static_cast<int>(f.best.size()), {}});
+    inserts.push_back({hash_of(f.context), f.source, length(f.best), {}});
     std::copy(f.best.begin(), f.best.end(), inserts.back().token);
   }
-  pool.ref().insert_all(SerialGroup{}, inserts.data(), static_cast<int>(inserts.size()));
+  pool.ref().insert_all(SerialGroup{}, inserts.data(), length(inserts));
 }
 
 void file(Pool& pool, Source source, const Tokens& context, Token token) { file(pool, {{context, source, {token}}}); }
@@ -77,7 +71,7 @@ class NaivePool {
   void file(const Filing& f) {
     ++now_;
     auto& set = sets_[static_cast<std::size_t>((hash_of(f.context) >> 32) * sets_.size() >> 32)];
-    for (int rank = 0; rank < static_cast<int>(f.best.size()); ++rank) {
+    for (int rank = 0; rank < length(f.best); ++rank) {
       const Token token = f.best[at(rank)];
       const bool recycled = f.source == Source::recycled;
       auto place = std::ranges::find_if(set, [&](const Entry& e) {
@@ -90,12 +84,9 @@ class NaivePool {
   }
 
   void add_text(const Tokens& text) {
-    for (std::size_t i = 0; i < text.size(); ++i)
-      for (const std::size_t n : {1, 2, 3, 4, 6, 9, 13})
-        if (n <= i) {
-          const auto end = text.begin() + static_cast<std::ptrdiff_t>(i);
-          file({Tokens(end - static_cast<std::ptrdiff_t>(n), end), Source::text, {text[i]}});
-        }
+    for (int i = 0; i < length(text); ++i)
+      for (const int n : {1, 2, 3, 4, 6, 9, 13})
+        if (n <= i) file({Tokens(text.begin() + i - n, text.begin() + i), Source::text, {text[at(i)]}});
   }
 
   void reset() { floor_ = now_; }
@@ -135,20 +126,6 @@ class NaivePool {
   std::uint64_t now_ = 0, floor_ = 0;
 };
 
-class Random {
- public:
-  explicit Random(int seed) : engine_(static_cast<std::uint64_t>(seed)) {}
-  int below(int n) { return static_cast<int>(engine_() % static_cast<std::uint64_t>(n)); }
-  Tokens tokens(int count, int vocabulary) {
-    Tokens t(at(count));
-    for (Token& one : t) one = below(vocabulary);
-    return t;
-  }
-
- private:
-  std::mt19937_64 engine_;
-};
-
 /// Few contexts, so that they meet again: all of one to three tokens out of four.
 const std::vector<Tokens>& contexts() {
   static const std::vector<Tokens> all = [] {
@@ -166,7 +143,7 @@ const std::vector<Tokens>& contexts() {
 
 Filing random_filing(Random& random) {
   const auto source = static_cast<Source>(random.below(3));
-  Filing f{contexts()[at(random.below(static_cast<int>(contexts().size())))], source, {}};
+  Filing f{contexts()[at(random.below(length(contexts())))], source, {}};
   f.best = random.tokens(source == Source::recycled ? random.below(9) : random.below(10) > 0 ? 1 : 0, 14);
   return f;
 }
@@ -178,7 +155,7 @@ TEST_CASE("the pool gives, ranks and forgets what the naive table does") {
   long evictions = 0;
   for (int seed = 0; seed < count; ++seed) {
     CAPTURE(seed);
-    Random random(seed);
+    Random random(static_cast<std::uint64_t>(seed));
     const int sets = std::array{1, 2, 8}[at(random.below(3))];
     Pool pool(at(32 * sets));
     NaivePool naive(at(sets));
@@ -217,6 +194,20 @@ TEST_CASE("the pool gives, ranks and forgets what the naive table does") {
   CHECK(evictions > count);
 }
 
+TEST_CASE("a tile finds what a plain loop finds, the lowest lane where several are oldest") {
+  Random random(1);
+  for (int round = 0; round < 1000; ++round) {
+    alignas(16) std::array<std::uint32_t, 32> words;
+    for (std::uint32_t& w : words) w = static_cast<std::uint32_t>(random.below(1 << 30)) * 4U >> random.below(32);
+    const auto mask = static_cast<std::uint32_t>(random.below(1 << 30)) * 4U | 3U;
+    const std::uint32_t value = words[at(random.below(32))] & mask;
+    std::uint32_t bits = 0;
+    for (int i = 0; i < 32; ++i) bits |= (words[at(i)] & mask) == value ? 1U << i : 0U;
+    REQUIRE(SerialTile{}.match(words.data(), mask, value) == bits);
+    REQUIRE(SerialTile{}.oldest(words.data()) == std::ranges::min_element(words) - words.begin());
+  }
+}
+
 TEST_CASE("contexts of any length differ where a length or a token does") {
   std::set<std::uint64_t> fingerprints;
   for (const Tokens& context : contexts()) fingerprints.insert(hash_of(context) >> 5);
@@ -227,13 +218,13 @@ TEST_CASE("contexts of any length differ where a length or a token does") {
 }
 
 TEST_CASE("a text is filed under 1, 2, 3, 4, 6, 9 and 13 tokens, whatever its length") {
-  for (const int length : {0, 1, 2, 13, 14, 31, 32, 33, 45, 46, 64, 65, 200}) {
-    CAPTURE(length);
-    Tokens text(at(length));
-    for (int i = 0; i < length; ++i) text[at(i)] = i;
+  for (const int size : {0, 1, 2, 13, 14, 31, 32, 33, 45, 46, 64, 65, 200}) {
+    CAPTURE(size);
+    Tokens text(at(size));
+    for (int i = 0; i < size; ++i) text[at(i)] = i;
     Pool pool;
     pool.add_text(text);
-    for (int i = 0; i < length; ++i)
+    for (int i = 0; i < size; ++i)
       for (int n = 1; n <= std::min(i, 14); ++n) {
         const Tokens context(text.begin() + i - n, text.begin() + i);
         const bool filed = n <= 4 || n == 6 || n == 9 || n == 13;
@@ -368,7 +359,7 @@ TEST_CASE("foreign texts and tiny pools never change what is generated") {
   using Oracle = testing::OracleModel<Token>;
   for (int seed = 0; seed < std::max(cases(2000) / 200, 10); ++seed) {
     CAPTURE(seed);
-    Random random(seed);
+    Random random(static_cast<std::uint64_t>(seed));
     testing::OracleOptions options;
     options.vocabulary = 2 + random.below(30);
     options.seed = static_cast<std::uint64_t>(seed);
