@@ -30,13 +30,12 @@ namespace lookahead::engines {
 namespace {
 
 #if defined(__AVX512F__)
-constexpr int lanes = 16, tile_outputs = 8;
+constexpr int lanes = 16, most_sums = 24, most_rows = 8, summed = 8;
 #elif defined(__AVX2__)
-constexpr int lanes = 8, tile_outputs = 4;
+constexpr int lanes = 8, most_sums = 12, most_rows = 6, summed = 4;
 #else
-constexpr int lanes = 4, tile_outputs = 4;
+constexpr int lanes = 4, most_sums = 12, most_rows = 6, summed = 4;
 #endif
-constexpr int tile_rows = 3;
 constexpr int vectors = block_size / lanes;  ///< of a block
 
 typedef float F __attribute__((vector_size(4 * lanes)));
@@ -53,6 +52,14 @@ LOOKAHEAD_INLINE T load(const void* from) {
 LOOKAHEAD_INLINE F load(const float* from) { return load<F>(static_cast<const void*>(from)); }
 LOOKAHEAD_INLINE void store(float* to, F value) { std::memcpy(to, &value, sizeof value); }
 LOOKAHEAD_INLINE F broadcast(float value) { return F{} + value; }
+/// Hinders the compiler from loading a value anew for every use.
+LOOKAHEAD_INLINE void keep_in_register([[maybe_unused]] F& value) {
+#if defined(__AVX512F__)
+  asm("" : "+v"(value));
+#elif defined(__AVX2__)
+  asm("" : "+x"(value));
+#endif
+}
 LOOKAHEAD_INLINE F bits_to_float(I bits) { return load<F>(&bits); }
 LOOKAHEAD_INLINE I float_to_bits(F value) { return load<I>(&value); }
 
@@ -83,18 +90,11 @@ LOOKAHEAD_INLINE F bfloats(const std::byte* from) {
 LOOKAHEAD_INLINE F signed_bytes(const std::byte* from) {
   return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load<__m128i>(from)));
 }
-/// w[i] = table[nibble i] of 16 bytes, the low nibbles first; the permutation reads the low four bits alone.
-LOOKAHEAD_INLINE void look_up(const std::byte* from, F table, F* w) {
+/// The numbers 16 * half to 16 * half + 15 of a block of nibbles, less an offset: 16 bytes, the low nibbles first.
+LOOKAHEAD_INLINE F nibbles(const std::byte* from, int half, float offset) {
+  constexpr F values = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   const __m512i q = _mm512_cvtepu8_epi32(load<__m128i>(from));
-  w[0] = _mm512_permutexvar_ps(q, table);
-  w[1] = _mm512_permutexvar_ps(_mm512_srli_epi32(q, 4), table);
-}
-constexpr F nibble_values = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-LOOKAHEAD_INLINE void scaled_nibbles(const std::byte* from, float d, F* w) {
-  look_up(from, broadcast(d) * (nibble_values - 8.0F), w);
-}
-LOOKAHEAD_INLINE void offset_nibbles(const std::byte* from, float d, float m, F* w) {
-  look_up(from, fused(broadcast(d), nibble_values, broadcast(m)), w);
+  return _mm512_permutexvar_ps(half == 0 ? q : _mm512_srli_epi32(q, 4), values - offset);  // reads the low four bits
 }
 
 /// out[i] = the sum of the lanes of a[i].
@@ -124,18 +124,14 @@ LOOKAHEAD_INLINE F halves(const std::byte* from) { return _mm256_cvtph_ps(load<_
 LOOKAHEAD_INLINE F bfloats(const std::byte* from) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load<__m128i>(from)), 16));
 }
-LOOKAHEAD_INLINE F widened(__m128i bytes) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)); }
 LOOKAHEAD_INLINE F signed_bytes(const std::byte* from) {
-  return widened(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
 }
-LOOKAHEAD_INLINE void nibbles(const std::byte* from, std::int8_t less, F* w) {
-  const __m128i both = load<__m128i>(from), mask = _mm_set1_epi8(15), offset = _mm_set1_epi8(less);
-  const __m128i low = _mm_sub_epi8(_mm_and_si128(both, mask), offset);
-  const __m128i high = _mm_sub_epi8(_mm_and_si128(_mm_srli_epi16(both, 4), mask), offset);
-  w[0] = widened(low);
-  w[1] = widened(_mm_srli_si128(low, 8));
-  w[2] = widened(high);
-  w[3] = widened(_mm_srli_si128(high, 8));
+/// The numbers 8 * i to 8 * i + 7 of a block of nibbles, less an offset: 16 bytes, the low nibbles first.
+LOOKAHEAD_INLINE F nibbles(const std::byte* from, int i, float offset) {
+  const __m256i q = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from + i % 2 * 8)));
+  const __m256i low = i < 2 ? _mm256_and_si256(q, _mm256_set1_epi32(15)) : _mm256_srli_epi32(q, 4);
+  return _mm256_cvtepi32_ps(low) - offset;
 }
 LOOKAHEAD_INLINE void sum_lanes(const F* a, float* out) {
   const __m256 s = _mm256_hadd_ps(_mm256_hadd_ps(a[0], a[1]), _mm256_hadd_ps(a[2], a[3]));
@@ -162,207 +158,216 @@ LOOKAHEAD_INLINE F signed_bytes(const std::byte* from) {
   typedef std::int8_t B __attribute__((vector_size(lanes)));
   return __builtin_convertvector(load<B>(from), F);
 }
-LOOKAHEAD_INLINE void nibbles(const std::byte* from, std::int8_t less, F* w) {
+/// The numbers 4 * i to 4 * i + 3 of a block of nibbles, less an offset: 16 bytes, the low nibbles first.
+LOOKAHEAD_INLINE F nibbles(const std::byte* from, int i, float offset) {
   typedef std::uint8_t B __attribute__((vector_size(lanes)));
-  for (int i = 0; i < vectors / 2; ++i) {
-    const B both = load<B>(from + lanes * i);
-    w[i] = __builtin_convertvector(both & 15, F) - static_cast<float>(less);
-    w[i + vectors / 2] = __builtin_convertvector(both >> 4, F) - static_cast<float>(less);
-  }
+  const B both = load<B>(from + i % 4 * lanes);
+  return __builtin_convertvector(i < 4 ? both & 15 : both >> 4, F) - offset;
 }
 LOOKAHEAD_INLINE void sum_lanes(const F* a, float* out) {
-  for (int i = 0; i < tile_outputs; ++i) out[i] = (a[i][0] + a[i][2]) + (a[i][1] + a[i][3]);
+  for (int i = 0; i < summed; ++i) out[i] = (a[i][0] + a[i][2]) + (a[i][1] + a[i][3]);
 }
 
 #endif
 
-#if !defined(__AVX512F__)
-LOOKAHEAD_INLINE void scaled_nibbles(const std::byte* from, float d, F* w) {
-  nibbles(from, 8, w);
-  LOOKAHEAD_UNROLL for (int i = 0; i < vectors; ++i) w[i] = broadcast(d) * w[i];
-}
-LOOKAHEAD_INLINE void offset_nibbles(const std::byte* from, float d, float m, F* w) {
-  nibbles(from, 0, w);
-  LOOKAHEAD_UNROLL for (int i = 0; i < vectors; ++i) w[i] = fused(broadcast(d), w[i], broadcast(m));
-}
-#endif
+// ---- weight types: 32 numbers take `bytes` bytes; `vector` gives the i-th vector of them ----
 
-// ---- weight types: `decode` gives the next 32 numbers, which take `bytes` bytes ----
+struct Scale {
+  float d, m;
+};
 
 struct F32 {
   static constexpr std::size_t bytes = 128;
-  LOOKAHEAD_INLINE static void decode(const std::byte* from, F* w) {
-    LOOKAHEAD_UNROLL for (int i = 0; i < vectors; ++i) w[i] = load<F>(from + 4 * lanes * i);
-  }
+  LOOKAHEAD_INLINE static Scale scale(const std::byte*) { return {}; }
+  LOOKAHEAD_INLINE static F vector(const std::byte* from, int i, Scale) { return load<F>(from + 4 * lanes * i); }
 };
 struct F16 {
   static constexpr std::size_t bytes = 64;
-  LOOKAHEAD_INLINE static void decode(const std::byte* from, F* w) {
-    LOOKAHEAD_UNROLL for (int i = 0; i < vectors; ++i) w[i] = halves(from + 2 * lanes * i);
-  }
+  LOOKAHEAD_INLINE static Scale scale(const std::byte*) { return {}; }
+  LOOKAHEAD_INLINE static F vector(const std::byte* from, int i, Scale) { return halves(from + 2 * lanes * i); }
 };
 struct BF16 {
   static constexpr std::size_t bytes = 64;
-  LOOKAHEAD_INLINE static void decode(const std::byte* from, F* w) {
-    LOOKAHEAD_UNROLL for (int i = 0; i < vectors; ++i) w[i] = bfloats(from + 2 * lanes * i);
-  }
+  LOOKAHEAD_INLINE static Scale scale(const std::byte*) { return {}; }
+  LOOKAHEAD_INLINE static F vector(const std::byte* from, int i, Scale) { return bfloats(from + 2 * lanes * i); }
 };
 struct Q8 {
   static constexpr std::size_t bytes = 34;
-  LOOKAHEAD_INLINE static void decode(const std::byte* from, F* w) {
-    const F d = broadcast(half(from));
-    LOOKAHEAD_UNROLL for (int i = 0; i < vectors; ++i) w[i] = d * signed_bytes(from + 2 + lanes * i);
+  LOOKAHEAD_INLINE static Scale scale(const std::byte* from) { return {half(from), 0}; }
+  LOOKAHEAD_INLINE static F vector(const std::byte* from, int i, Scale s) {
+    return broadcast(s.d) * signed_bytes(from + 2 + lanes * i);
   }
 };
 struct Q40 {
   static constexpr std::size_t bytes = 18;
-  LOOKAHEAD_INLINE static void decode(const std::byte* from, F* w) { scaled_nibbles(from + 2, half(from), w); }
+  LOOKAHEAD_INLINE static Scale scale(const std::byte* from) { return {half(from), 0}; }
+  LOOKAHEAD_INLINE static F vector(const std::byte* from, int i, Scale s) {
+    return broadcast(s.d) * nibbles(from + 2, i, 8);
+  }
 };
 struct Q41 {
   static constexpr std::size_t bytes = 20;
-  LOOKAHEAD_INLINE static void decode(const std::byte* from, F* w) {
-    offset_nibbles(from + 4, half(from), half(from + 2), w);
+  LOOKAHEAD_INLINE static Scale scale(const std::byte* from) { return {half(from), half(from + 2)}; }
+  LOOKAHEAD_INLINE static F vector(const std::byte* from, int i, Scale s) {
+    return fused(broadcast(s.d), nibbles(from + 4, i, 0), broadcast(s.m));
   }
 };
 
 /// The incomplete last block of a row, completed with zeros. Only types of one number a block have any.
 template <class T>
 struct Tail {
-  std::byte block[T::bytes];
+  std::byte block[T::bytes] = {};
 
-  Tail(const Matrix& w, const std::byte* row) {
-    std::memset(block, 0, sizeof block);
-    std::memcpy(block, row + size(w.columns / block_size) * T::bytes,
-                size(w.columns % block_size) * T::bytes / block_size);
+  /// `from` is where the last block starts.
+  const std::byte* take(const Matrix& w, const std::byte* from) {
+    std::memcpy(block, from, size(w.columns % block_size) * T::bytes / block_size);
+    return block;
   }
 };
 
 template <class T>
 void decode_as(const Matrix& w, int row, float* out) {
-  const std::byte* from = w.data + size(row) * w.stride;
-  F v[vectors];
-  int i = 0;
-  for (; i + block_size <= w.columns; i += block_size, from += T::bytes) {
-    T::decode(from, v);
-    std::memcpy(out + i, v, sizeof v);
-  }
-  if (i == w.columns) return;
-  T::decode(Tail<T>(w, w.data + size(row) * w.stride).block, v);
-  std::memcpy(out + i, v, size(w.columns - i) * sizeof(float));
+  const std::byte* const from = w.data + size(row) * w.stride;
+  const auto decode_block = [&](const std::byte* block, int first) {
+    float numbers[block_size];
+    for (int i = 0; i < vectors; ++i) store(numbers + i * lanes, T::vector(block, i, T::scale(block)));
+    const int count = w.columns - first < block_size ? w.columns - first : block_size;
+    std::memcpy(out + first, numbers, size(count) * sizeof(float));
+  };
+  const int blocks = w.columns / block_size;
+  for (int b = 0; b < blocks; ++b) decode_block(from + size(b) * T::bytes, b * block_size);
+  if (w.columns % block_size != 0) decode_block(Tail<T>{}.take(w, from + size(blocks) * T::bytes), blocks * block_size);
 }
 
 // ---- products with weights ----
-// An element has one accumulator of `lanes` sums; block after block, vector after vector is added to it, and the lanes
-// are summed at the end. Few rows decode weights into registers; more rows share weights that lie decoded in the
-// first-level cache. The order of additions is the same.
+// An element has one accumulator of `lanes` sums: block after block, vector after vector is added to it, and the lanes
+// are summed at the end. A tile of rows and outputs has its accumulators in registers; the tile's shape changes how
+// often weights are decoded and never the order of additions.
 
-/// Results of a tile of outputs for one row; the tile may reach beyond the last output.
-LOOKAHEAD_INLINE void finish(const F* sums, int outputs, float* y) {
-  float out[tile_outputs];
-  sum_lanes(sums, out);
-  if (outputs >= tile_outputs)
-    std::memcpy(y, out, sizeof out);
-  else
-    std::memcpy(y, out, size(outputs) * sizeof(float));
-}
+/// Outputs of a tile of so many rows.
+constexpr int tile_outputs(int rows) { return most_sums / rows < 8 ? most_sums / rows : 8; }
+
+/// Outputs that one tile of rows after the other goes through; a multiple of what tiles have.
+constexpr int group_outputs = 24;
 
 template <class T, int rows>
-void multiply_few(const Matrix& w, int first, int last, const float* x, std::size_t ldx, float* y, std::size_t ldy) {
+void multiply_tile(const Matrix& w, int first, int last, const float* x, std::size_t ldx, float* y, std::size_t ldy,
+                   std::size_t ahead) {
+  constexpr int outputs = tile_outputs(rows), sums_in_all = (rows * outputs + summed - 1) / summed * summed;
+  constexpr int blocks_a_line = T::bytes >= 64 ? 1 : 64 / T::bytes;
   const int blocks = w.columns / block_size;
-  for (int o = first; o < last; o += tile_outputs) {
-    const std::byte* row[tile_outputs];
-    for (int t = 0; t < tile_outputs; ++t) row[t] = w.data + size(o + t < last ? o + t : last - 1) * w.stride;
-    F sums[rows][tile_outputs] = {};
-    const auto add_block = [&](const std::byte* from, int block, int t) __attribute__((always_inline)) {
-      F v[vectors];
-      T::decode(from, v);
-      LOOKAHEAD_UNROLL for (int i = 0; i < vectors; ++i) LOOKAHEAD_UNROLL for (int r = 0; r < rows; ++r) sums[r][t] =
-          fused(load(x + size(r) * ldx + size(block * block_size + i * lanes)), v[i], sums[r][t]);
-    };
-    for (int b = 0; b < blocks; ++b)
-      LOOKAHEAD_UNROLL for (int t = 0; t < tile_outputs; ++t) add_block(row[t] + size(b) * T::bytes, b, t);
-    if (w.columns % block_size != 0)
-      LOOKAHEAD_UNROLL for (int t = 0; t < tile_outputs; ++t) add_block(Tail<T>(w, row[t]).block, blocks, t);
-    LOOKAHEAD_UNROLL for (int r = 0; r < rows; ++r) finish(sums[r], last - o, y + size(r) * ldy + size(o));
-  }
-}
-
-constexpr int chunk_blocks = 24;  ///< columns that are decoded at a time
-constexpr int most_rows = 96;     ///< rows that share them
-
-/// Adds `steps` vectors of decoded weights [step][output][lane] to the sums [row][output].
-template <int rows>
-LOOKAHEAD_INLINE void add_decoded(const float* weights, int steps, const float* x, std::size_t ldx, F* kept, bool fresh,
-                                  const std::byte*& ahead, int lines) {
-  F sums[rows][tile_outputs] = {};
-  if (!fresh) std::memcpy(sums, kept, sizeof sums);
-  for (int s = 0; s < steps; ++s, weights += tile_outputs * lanes) {
-    F v[rows];
-    LOOKAHEAD_UNROLL for (int r = 0; r < rows; ++r) v[r] = load(x + size(r) * ldx + size(s * lanes));
-    LOOKAHEAD_UNROLL for (int t = 0; t < tile_outputs; ++t) {
-      const F u = load(weights + t * lanes);
-      LOOKAHEAD_UNROLL for (int r = 0; r < rows; ++r) sums[r][t] = fused(v[r], u, sums[r][t]);
-    }
-    for (int l = 0; l < lines; ++l, ahead += 64) __builtin_prefetch(ahead, 0, 2);
-  }
-  std::memcpy(kept, sums, sizeof sums);
-}
-
-template <class T>
-void multiply_many(const Matrix& w, int first, int last, const float* x, std::size_t ldx, int rows, float* y,
-                   std::size_t ldy) {
-  alignas(64) float weights[chunk_blocks * block_size * tile_outputs];
-  F kept[most_rows * tile_outputs];
-  const int blocks = (w.columns + block_size - 1) / block_size, whole = w.columns / block_size;
-  const int tiles = (rows + tile_rows - 1) / tile_rows;
-  for (int o = first; o < last; o += tile_outputs) {
-    // While this tile computes, the weights of the next one come into the cache.
-    const std::byte* ahead = w.data + size(o + tile_outputs) * w.stride;
-    const int steps_in_all = tiles * blocks * vectors;
-    const int lines = (static_cast<int>(w.stride / 64 + 1) * tile_outputs + steps_in_all - 1) / steps_in_all;
-    for (int begin = 0; begin < blocks; begin += chunk_blocks) {
-      const int end = begin + chunk_blocks < blocks ? begin + chunk_blocks : blocks;
-      for (int t = 0; t < tile_outputs; ++t) {
-        const std::byte* const row = w.data + size(o + t < last ? o + t : last - 1) * w.stride;
-        float* to = weights + t * lanes;
-        for (int b = begin; b < end; ++b) {
-          F v[vectors];
-          if (b < whole)
-            T::decode(row + size(b) * T::bytes, v);
-          else
-            T::decode(Tail<T>(w, row).block, v);
-          LOOKAHEAD_UNROLL for (int i = 0; i < vectors; ++i, to += tile_outputs * lanes) store(to, v[i]);
+  const std::byte* row[outputs];
+  for (int t = 0; t < outputs; ++t) row[t] = w.data + size(first + t < last ? first + t : last - 1) * w.stride;
+  F sums[sums_in_all] = {};
+  const auto add_block = [&](const std::byte* const* from, int block) __attribute__((always_inline)) {
+    Scale scales[outputs];
+    LOOKAHEAD_UNROLL
+    for (int t = 0; t < outputs; ++t) scales[t] = T::scale(from[t]);
+    LOOKAHEAD_UNROLL
+    for (int i = 0; i < vectors; ++i) {
+      const float* const at = x + block * block_size + i * lanes;
+      if constexpr (rows <= outputs) {  // the shorter side waits in registers
+        F u[rows];
+        LOOKAHEAD_UNROLL
+        for (int r = 0; r < rows; ++r) keep_in_register(u[r] = load(at + size(r) * ldx));
+        LOOKAHEAD_UNROLL
+        for (int t = 0; t < outputs; ++t) {
+          F v = T::vector(from[t], i, scales[t]);
+          keep_in_register(v);
+          LOOKAHEAD_UNROLL
+          for (int r = 0; r < rows; ++r) sums[r * outputs + t] = fused(u[r], v, sums[r * outputs + t]);
+        }
+      } else {
+        F v[outputs];
+        LOOKAHEAD_UNROLL
+        for (int t = 0; t < outputs; ++t) keep_in_register(v[t] = T::vector(from[t], i, scales[t]));
+        LOOKAHEAD_UNROLL
+        for (int r = 0; r < rows; ++r) {
+          F u = load(at + size(r) * ldx);
+          keep_in_register(u);
+          LOOKAHEAD_UNROLL
+          for (int t = 0; t < outputs; ++t) sums[r * outputs + t] = fused(u, v[t], sums[r * outputs + t]);
         }
       }
-      const int steps = (end - begin) * vectors;
-      for (int r = 0; r < rows; r += tile_rows) {
-        const float* const from = x + size(r) * ldx + size(begin * block_size);
-        F* const sums = kept + r * tile_outputs;
-        if (rows - r >= 3)
-          add_decoded<3>(weights, steps, from, ldx, sums, begin == 0, ahead, lines);
-        else if (rows - r == 2)
-          add_decoded<2>(weights, steps, from, ldx, sums, begin == 0, ahead, lines);
-        else
-          add_decoded<1>(weights, steps, from, ldx, sums, begin == 0, ahead, lines);
-      }
     }
-    for (int r = 0; r < rows; ++r) finish(kept + r * tile_outputs, last - o, y + size(r) * ldy + size(o));
+  };
+  for (int b = 0; b < blocks; ++b) {
+    add_block(row, b);
+    if (b % blocks_a_line == 0) {
+      LOOKAHEAD_UNROLL
+      for (int t = 0; t < outputs; ++t)
+        for (std::size_t line = 0; line < T::bytes; line += 64) __builtin_prefetch(row[t] + line + ahead, 0, 2);
+    }
+    LOOKAHEAD_UNROLL
+    for (int t = 0; t < outputs; ++t) row[t] += T::bytes;
+  }
+  if (w.columns % block_size != 0) {
+    Tail<T> tails[outputs];
+    for (int t = 0; t < outputs; ++t) row[t] = tails[t].take(w, row[t]);
+    add_block(row, blocks);
+  }
+  float out[sums_in_all];
+  LOOKAHEAD_UNROLL
+  for (int i = 0; i < sums_in_all; i += summed) sum_lanes(sums + i, out + i);
+  const int count = last - first < outputs ? last - first : outputs;
+  for (int r = 0; r < rows; ++r)
+    for (int t = 0; t < count; ++t) y[size(r) * ldy + size(first + t)] = out[r * outputs + t];
+}
+
+/// `share` of `shares` of the weights behind this group come into the cache meanwhile.
+template <class T, int rows>
+void multiply_rows(const Matrix& w, int first, int last, const float* x, std::size_t ldx, float* y, std::size_t ldy,
+                   int share, int shares) {
+  for (int o = first; o < last; o += tile_outputs(rows)) {
+    const bool mine = (o - first) * shares / group_outputs == share;
+    multiply_tile<T, rows>(w, o, last, x, ldx, y, ldy, mine ? size(group_outputs) * w.stride : 0);
+  }
+}
+
+/// All rows, tile by tile, for a group of outputs.
+template <class T>
+void multiply_group(const Matrix& w, int first, int last, const float* x, std::size_t ldx, int rows, float* y,
+                    std::size_t ldy) {
+  const int tiles = (rows + most_rows - 1) / most_rows;
+  for (int i = 0; i < tiles; ++i) {
+    const int n = (rows + tiles - i - 1) / (tiles - i);
+    switch (n) {
+      case 1:
+        multiply_rows<T, 1>(w, first, last, x, ldx, y, ldy, i, tiles);
+        break;
+      case 2:
+        multiply_rows<T, 2>(w, first, last, x, ldx, y, ldy, i, tiles);
+        break;
+      case 3:
+        multiply_rows<T, 3>(w, first, last, x, ldx, y, ldy, i, tiles);
+        break;
+      case 4:
+        multiply_rows<T, 4>(w, first, last, x, ldx, y, ldy, i, tiles);
+        break;
+      case 5:
+        multiply_rows<T, 5>(w, first, last, x, ldx, y, ldy, i, tiles);
+        break;
+      case 6:
+        multiply_rows<T, 6>(w, first, last, x, ldx, y, ldy, i, tiles);
+        break;
+      case 7:
+        multiply_rows < T, most_rows<7 ? 6 : 7>(w, first, last, x, ldx, y, ldy, i, tiles);
+        break;
+      default:
+        multiply_rows < T, most_rows<8 ? 6 : 8>(w, first, last, x, ldx, y, ldy, i, tiles);
+        break;
+    }
+    rows -= n;
+    x += size(n) * ldx;
+    y += size(n) * ldy;
   }
 }
 
 template <class T>
 void multiply_as(const Matrix& w, int first, int last, const float* x, std::size_t ldx, int rows, float* y,
                  std::size_t ldy) {
-  for (; rows > 0; rows -= most_rows, x += most_rows * ldx, y += most_rows * ldy) {
-    if (rows == 1)
-      multiply_few<T, 1>(w, first, last, x, ldx, y, ldy);
-    else if (rows == 2)
-      multiply_few<T, 2>(w, first, last, x, ldx, y, ldy);
-    else if (rows == 3)
-      multiply_few<T, 3>(w, first, last, x, ldx, y, ldy);
-    else
-      multiply_many<T>(w, first, last, x, ldx, rows < most_rows ? rows : most_rows, y, ldy);
-  }
+  for (int o = first; o < last; o += group_outputs)
+    multiply_group<T>(w, o, o + group_outputs < last ? o + group_outputs : last, x, ldx, rows, y, ldy);
 }
 
 /// Calls `act` with the weight type of a matrix.
@@ -456,8 +461,8 @@ LOOKAHEAD_INLINE F exponential(F x) {
 }
 
 LOOKAHEAD_INLINE float sum_of(F lanes_of) {
-  F a[tile_outputs] = {lanes_of};
-  float out[tile_outputs];
+  F a[summed] = {lanes_of};
+  float out[summed];
   sum_lanes(a, out);
   return out[0];
 }
@@ -517,15 +522,18 @@ int top(const float* x, int n, std::int32_t* out, int count) {
 }
 
 double peak(int rounds) {
-  constexpr int chains = 24;
-  F sums[chains] = {};
-  F factor = broadcast(0.5F);
+  constexpr int chains = 12;  // more than the latency of a unit, fewer than the registers
+  const volatile float given = 0.5F;
+  F sums[chains], all = {};
+  for (int c = 0; c < chains; ++c) sums[c] = broadcast(static_cast<float>(c));
   for (int i = 0; i < rounds; ++i) {
-    asm volatile("" : "+m"(factor));  // a new value as far as the compiler knows
-    const F v = factor;
-    LOOKAHEAD_UNROLL for (int c = 0; c < chains; ++c) sums[c] = fused(sums[c], v, v);
+    const F v = broadcast(given);
+    LOOKAHEAD_UNROLL
+    for (int c = 0; c < chains; ++c) sums[c] = fused(sums[c], v, v);
   }
-  for (F& s : sums) asm volatile("" ::"m"(s));
+  for (const F& s : sums) all += s;
+  volatile float kept = all[0];
+  static_cast<void>(kept);
   return static_cast<double>(rounds) * chains * lanes;
 }
 

@@ -1,0 +1,188 @@
+/// @file cost.cpp
+/// What a step costs: the time of a forward pass by its rows, beside what the machine's memory and arithmetic allow.
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <exception>
+#include <functional>
+#include <map>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "engines/inflate.hpp"
+#include "engines/llama_engine.hpp"
+
+#include "lookahead/token_tree.hpp"
+
+namespace {
+
+using namespace lookahead::engines;
+
+constexpr int most_rows = 256;
+
+double seconds(const std::function<void()>& work) {
+  const auto start = std::chrono::steady_clock::now();
+  work();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+double quantile(std::vector<double> values, double q) {
+  std::sort(values.begin(), values.end());
+  return values[static_cast<std::size_t>(q * static_cast<double>(values.size() - 1) + 0.5)];
+}
+
+void on_threads(int threads, const std::function<void(int)>& work) {
+  std::vector<std::thread> others;
+  for (int t = 1; t < threads; ++t) others.emplace_back(work, t);
+  work(0);
+  for (std::thread& t : others) t.join();
+}
+
+/// Bytes a second that all threads read together from `memory`.
+double read_bandwidth(const std::vector<std::uint64_t>& memory, int threads) {
+  const std::size_t share = memory.size() / static_cast<std::size_t>(threads) / 8 * 8;
+  const double time = seconds([&] {
+    on_threads(threads, [&](int t) {
+      const std::uint64_t* const from = memory.data() + static_cast<std::size_t>(t) * share;
+      std::uint64_t sums[8] = {};
+      for (std::size_t i = 0; i < share; i += 8)
+        for (std::size_t l = 0; l < 8; ++l) sums[l] += from[i + l];
+      volatile std::uint64_t keep = sums[0] ^ sums[1] ^ sums[2] ^ sums[3] ^ sums[4] ^ sums[5] ^ sums[6] ^ sums[7];
+      static_cast<void>(keep);
+    });
+  });
+  return static_cast<double>(share * static_cast<std::size_t>(threads) * sizeof(std::uint64_t)) / time;
+}
+
+/// Multiply-adds a second in the registers of all threads.
+double peak(const Kernels& kernels, int threads) {
+  std::vector<double> done(static_cast<std::size_t>(threads));
+  const double time = seconds(
+      [&] { on_threads(threads, [&](int t) { done[static_cast<std::size_t>(t)] = kernels.peak(2'000'000); }); });
+  double all = 0;
+  for (const double d : done) all += d;
+  return all / time;
+}
+
+struct Size {
+  double bytes = 0, products = 0;
+};
+
+/// Bytes of the matrices once stored as `type`, and their multiply-adds for a row.
+Size size_of(const GgufFile& file, WeightType type) {
+  Size size;
+  const bool tied = file.find("output.weight") == nullptr;
+  for (const GgufTensor& t : file.tensors()) {
+    if (t.rows() == 1 || (t.name == "token_embd.weight" && !tied)) continue;
+    size.bytes += static_cast<double>(row_bytes(type, t.shape[0]) * t.rows());
+    size.products += static_cast<double>(t.shape[0] * t.rows());
+  }
+  return size;
+}
+
+using Storage = lookahead::TokenTreeStorage<std::int32_t, most_rows>;
+
+/// A tree of `rows` wanted rows, three children to a row.
+void build_tree(Storage& tree, int context, int rows) {
+  const std::int32_t first = 5;
+  tree.begin(context, &first, 1);
+  for (int r = 1; r < rows; ++r) tree.add((r - 1) / 3, 10 + r);
+  for (int r = 0; r < rows; ++r) tree.want(r);
+}
+
+int run(int argc, char** argv) {
+  CLI::App app{
+      "The time T(rows) of a forward pass, all rows wanted, and its ratio to the larger of two limits of this machine, "
+      "measured in the same run: bytes of weights / read bandwidth, and rows x multiply-adds / peak of float products "
+      "(all weight types multiply floats). By default on the bundled model, inflated to 0.3B parameters."};
+  std::string model = "examples/models/cpython-6m-q8_0.gguf", set;
+  std::vector<std::string> types = {"F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "F32"};
+  std::vector<int> rows = {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64};
+  int threads = static_cast<int>(std::max(1U, std::thread::hardware_concurrency())), context = 256, rounds = 9;
+  double q = 0.5;
+  bool as_it_is = false;
+  app.add_option("--model", model, "A GGUF file");
+  app.add_flag("--as-it-is", as_it_is, "Do not inflate the model");
+  app.add_option("--types", types, "Weight types that the model is converted to")->delimiter(',');
+  app.add_option("--rows", rows, "Rows of a step")->delimiter(',')->check(CLI::Range(1, most_rows));
+  app.add_option("--threads", threads, "Threads")->check(CLI::Range(1, 256))->capture_default_str();
+  app.add_option("--context", context, "Tokens in the context")->check(CLI::Range(0, 1 << 20))->capture_default_str();
+  app.add_option("--rounds", rounds, "Interleaved rounds")->check(CLI::Range(1, 10000))->capture_default_str();
+  app.add_option("--quantile", q, "Which of the sorted times counts: 0.5 is the median; on a busy machine, less")
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str();
+  app.add_option("--kernels", set, "avx512, avx2 or portable; the fastest by default");
+  CLI11_PARSE(app, argc, argv);
+
+  const Kernels* kernels = nullptr;
+  for (const Kernels* k : available_kernels())
+    if (kernels == nullptr && (set.empty() || set == k->name)) kernels = k;
+  if (kernels == nullptr) {
+    std::fprintf(stderr, "--kernels %s: this machine has none of that name\n", set.c_str());
+    return 2;
+  }
+  GgufFile file{std::filesystem::path(model)};
+  if (!as_it_is) file = GgufFile(inflate(file, {.width = 1024, .blocks = 22, .feed = 4096}));
+
+  const std::vector<std::uint64_t> memory((std::size_t{1} << 30) / sizeof(std::uint64_t), 1);
+  std::printf("%s, %d threads, %s kernels, context %d, quantile %g of %d rounds\n", file.name().c_str(), threads,
+              kernels->name, context, q, rounds);
+  for (const std::string& name : types) {
+    std::optional<WeightType> type;
+    for (std::uint32_t n = 0; n < 64; ++n)
+      if (weight_type(n) && name == weight_type_name(*weight_type(n))) type = weight_type(n);
+    if (!type) {
+      std::fprintf(stderr, "--types %s: give F32, F16, BF16, Q8_0, Q4_0 or Q4_1\n", name.c_str());
+      return 2;
+    }
+    LlamaEngine engine(file, {.context = context + most_rows, .threads = threads, .weights = type, .kernels = kernels});
+    std::vector<std::int32_t> prompt(static_cast<std::size_t>(context));
+    for (std::size_t i = 0; i < prompt.size(); ++i) prompt[i] = static_cast<std::int32_t>(i * 7 % engine.vocabulary());
+    engine.prefill(prompt);
+
+    std::vector<double> bandwidths, peaks;
+    std::map<int, std::vector<double>> times;
+    static Storage tree;
+    for (int round = -1; round < rounds; ++round) {  // the first one warms up
+      const double bandwidth = read_bandwidth(memory, threads), products = peak(*kernels, threads);
+      if (round >= 0) {
+        bandwidths.push_back(bandwidth);
+        peaks.push_back(products);
+      }
+      for (const int r : rows) {
+        build_tree(tree, context, r);
+        const double time = seconds([&] { engine.forward(tree.view()); });
+        if (round >= 0) times[r].push_back(time);
+      }
+    }
+    const Size size = size_of(file, *type);
+    const double bandwidth = quantile(bandwidths, 1 - q), products = quantile(peaks, 1 - q);
+    std::printf("\n%s: %.1f MB at %.1f GB/s, %.1f M multiply-adds a row at %.1f G/s\n", name.c_str(), size.bytes * 1e-6,
+                bandwidth * 1e-9, size.products * 1e-6, products * 1e-9);
+    std::printf("%6s %10s %10s %12s %12s %8s\n", "rows", "T ms", "T / T(1)", "memory ms", "products ms", "ratio");
+    for (const int r : rows) {
+      const double time = quantile(times[r], q), by_memory = size.bytes / bandwidth,
+                   by_products = r * size.products / products;
+      std::printf("%6d %10.2f %10.2f %12.2f %12.2f %8.2f\n", r, time * 1e3, time / quantile(times[rows.front()], q),
+                  by_memory * 1e3, by_products * 1e3, time / std::max(by_memory, by_products));
+    }
+    std::fflush(stdout);
+  }
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    return run(argc, argv);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return 1;
+  }
+}
