@@ -7,6 +7,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <iterator>
 #include <span>
 #include <stop_token>
@@ -80,9 +81,13 @@ struct Generation {
 /// The decoder owns its pool and allocates at construction only. It uses the model's context exclusively between
 /// `start` and the last step. One decoder serves one text at a time, on one thread.
 ///
-/// Errors: bad arguments throw InvalidArgument or OutOfRoom and change nothing. What the model or the policy throws
-/// passes through; up to and including the commit it changes nothing, and the step may be tried again. A block whose
-/// sink throws counts as reported. A model that breaks a rule is answered by ContractViolation.
+/// A sink is called with each block of accepted tokens, `sink(std::span<const token_type>)`, or, if it takes no blocks,
+/// with one token after the other, `sink(token_type)`.
+///
+/// Errors: bad arguments throw InvalidArgument or OutOfRoom and change nothing. What the model, the policy or the
+/// sink's `admit` throws passes through; up to and including the commit it changes nothing, and the step may be tried
+/// again. A block whose sink throws counts as reported: `text()` has it. A model that breaks a rule is answered by
+/// ContractViolation.
 template <Model M, int W = 15, int N = 5, int G = 15, VerifyPolicy<M> V = GreedyVerify>
 class Decoder {
  public:
@@ -98,10 +103,13 @@ class Decoder {
     check_tokens(options_.end_tokens, "end token");
   }
 
+  /// Not copyable: two decoders would use one model. See `fork`.
+  Decoder(Decoder&&) = default;
+
   /// Begins a text: clears the model's context and appends all prompt tokens but the last. A decoder's second text
   /// behaves as a new decoder's first, unless told to keep its pool. Throws InvalidArgument for an empty prompt or a
-  /// token outside the vocabulary, OutOfRoom for a prompt that does not fit; these change nothing. If the model throws,
-  /// there is no text, and the model's context is empty if it can be cleared.
+  /// token outside the vocabulary, OutOfRoom for a prompt that does not fit; these change nothing. If the model or the
+  /// policy throws, there is no text, and the model's context is empty if it can be cleared.
   void start(std::span<const token_type> prompt) {
     if (prompt.empty())
       throw InvalidArgument("the prompt is empty: pass at least one token, a begin-of-text token for example");
@@ -109,13 +117,13 @@ class Decoder {
     check_room(prompt.size() - 1, model_.context_size() + model_.free_slots());
     active_ = false;
     model_.truncate(0);
+    text_.clear();
+    text_.reserve(std::min<std::size_t>(model_.free_slots(), most_reserved) + prompt.size() + Step::max_block);
+    observe(prompt);
     prefill({}, prompt.first(prompt.size() - 1));
     if (!options_.keep_pool) pool_.reset();
     step_.start(pool_, prompt, options_.seed);
-    text_.clear();
-    text_.reserve(std::min(model_.context_size() + model_.free_slots(), most_reserved) + prompt.size() +
-                  Step::max_block);
-    take(prompt);
+    text_.assign(prompt.begin(), prompt.end());
     active_ = true;
     stop_ = StopReason::running;
   }
@@ -126,11 +134,14 @@ class Decoder {
     require_text();
     check_tokens(tokens, "token");
     if (tokens.empty()) return;
+    check_context();
     const std::size_t pending = step_.pending().size();
     check_room(pending + tokens.size() - 1, model_.free_slots());
+    reserve(tokens.size());
+    observe(tokens);
     if (Step::tokens_to_cache(pending, tokens.size()) > 0) prefill(step_.pending(), tokens.first(tokens.size() - 1));
     step_.append(pool_, tokens);
-    take(tokens);
+    text_.insert(text_.end(), tokens.begin(), tokens.end());
     stop_ = StopReason::running;
   }
 
@@ -142,30 +153,32 @@ class Decoder {
     if (length == 0 || length > text_.size())
       throw InvalidArgument("a text of " + std::to_string(text_.size()) + " tokens cannot go back to " +
                             std::to_string(length) + ": pass 1 to its length");
+    check_context();
     if (length <= step_.context_size()) model_.truncate(length - 1);
     text_.resize(length);
     step_.rewind(model_.context_size(), text_);
     stop_ = StopReason::running;
   }
 
-  /// A decoder that continues the same text by itself. `model` must hold the same context (`ForkableModel::fork` gives
-  /// such a model) and outlive the fork; a sampling policy should have a stream of its own. Copies the pool. Throws
-  /// InvalidArgument for this decoder's own model, or one with a context of another size.
-  [[nodiscard]] Decoder fork(M& model, V verify) const {
+  /// A decoder that continues the same text by itself, with a copy of the pool and of the policy; a sampling policy
+  /// then needs another stream, or it draws the same. `model` must hold the same context (`ForkableModel::fork` gives
+  /// such a model) and outlive the fork. Throws InvalidArgument for this decoder's own model, or one with a context of
+  /// another size.
+  [[nodiscard]] Decoder fork(M& model) const requires std::copy_constructible<V> {
     if (&model == &model_ || model.context_size() != model_.context_size())
       throw InvalidArgument("the fork's model holds " + std::to_string(model.context_size()) + " tokens, this one " +
                             std::to_string(model_.context_size()) + ": pass a fork of the model");
-    return Decoder(*this, model, std::move(verify));
+    return Decoder(*this, model);
   }
 
-  /// One step. Reports at most `max_tokens` tokens by one call of `sink(std::span<const token_type> block)`; no call
-  /// where there are none. Returns why the text ended, or `running`. Once an end token or the sink has ended
-  /// the text it does nothing until there is more input.
+  /// One step. Reports at most `max_tokens` tokens to the sink, as one block; no call where there are none. Returns why
+  /// the text ended, or `running`. Once an end token or the sink has ended the text it does nothing until there is more
+  /// input.
   template <class Sink>
   StopReason step(std::size_t max_tokens, Sink&& sink) {
     require_text();
     const std::span<const token_type> block = advance(max_tokens, sink);
-    if (!block.empty()) sink(block);
+    report_to(sink, block);
     return stop_;
   }
 
@@ -191,7 +204,7 @@ class Decoder {
         total.expected += report.expected;
       }
       total.tokens += block.size();
-      if (!block.empty()) sink(block);
+      report_to(sink, block);
     } while (stop_ == StopReason::running);
     total.stop = stop_;
     return total;
@@ -276,10 +289,10 @@ class Decoder {
     std::span<const token_type> block_;
   };
 
-  Decoder(const Decoder& other, M& model, V verify)
+  Decoder(const Decoder& other, M& model)
       : model_(model),
         options_(other.options_),
-        verify_(std::move(verify)),
+        verify_(other.verify_),
         pool_(other.pool_),
         step_(other.step_.fork()),
         text_(other.text_),
@@ -288,9 +301,18 @@ class Decoder {
     text_.reserve(other.text_.capacity());
   }
 
-  void take(std::span<const token_type> tokens) {
+  /// Tells the policy of input that is about to stand behind the text.
+  void observe(std::span<const token_type> tokens) {
     if constexpr (requires { verify_.observe(text_.size(), tokens); }) verify_.observe(text_.size(), tokens);
-    text_.insert(text_.end(), tokens.begin(), tokens.end());
+  }
+
+  template <class Sink>
+  static void report_to(Sink& sink, std::span<const token_type> block) {
+    if constexpr (std::invocable<Sink&, std::span<const token_type>>) {
+      if (!block.empty()) sink(block);
+    } else {
+      for (const token_type token : block) sink(token);
+    }
   }
 
   /// Plan, forward, resolve, commit, apply. Returns the new tokens.
@@ -303,10 +325,7 @@ class Decoder {
       stop_ = StopReason::max_tokens;
       return {};
     }
-    if (model_.context_size() != step_.context_size())
-      throw ContractViolation("the model's context holds " + std::to_string(model_.context_size()) +
-                              " tokens where the decoder left " + std::to_string(step_.context_size()) +
-                              ": do not change the context between steps");
+    check_context();
     const std::size_t free = model_.free_slots();
     if (free == 0) {
       stop_ = StopReason::out_of_room;
@@ -351,7 +370,7 @@ class Decoder {
           sink_stops = admission.stop;
         }
       }
-      if (text_.capacity() - text_.size() < proposal.tokens.size()) text_.reserve(2 * text_.capacity());
+      reserve(proposal.tokens.size());
       kept = model_.commit(proposal.path);
     } catch (...) {
       step_.abandon();
@@ -390,8 +409,20 @@ class Decoder {
     }
   }
 
+  /// Room for `count` more tokens of text, so that adding them cannot fail.
+  void reserve(std::size_t count) {
+    if (text_.capacity() - text_.size() < count) text_.reserve(std::max(2 * text_.capacity(), text_.size() + count));
+  }
+
   void require_text() const {
     if (!active_) throw InvalidArgument("there is no text to continue: call start with a prompt first");
+  }
+
+  void check_context() const {
+    if (model_.context_size() != step_.context_size())
+      throw ContractViolation("the model's context holds " + std::to_string(model_.context_size()) +
+                              " tokens where the decoder left " + std::to_string(step_.context_size()) +
+                              ": do not change the context between steps");
   }
 
   void check_room(std::size_t tokens, std::size_t slots) const {
@@ -401,6 +432,9 @@ class Decoder {
   }
 
   void check_tokens(std::span<const token_type> tokens, const char* what) const {
+    if (!tokens.empty() && std::less_equal<>{}(text_.data(), tokens.data()) &&
+        std::less<>{}(tokens.data(), text_.data() + text_.size()))
+      throw InvalidArgument(std::string(what) + "s are a part of the decoder's own text, which changes: pass a copy");
     for (std::size_t i = 0; i < tokens.size(); ++i)
       if (!in_vocabulary(tokens[i]))
         throw InvalidArgument(std::string(what) + " " + std::to_string(tokens[i]) + " at index " + std::to_string(i) +

@@ -26,6 +26,7 @@ struct TokenLogProb {
 /// Wraps a policy and records, for each token that it selects, the token's log-probability and those of the best
 /// `alternatives` tokens. They are taken from the logits of the row that the walk reached, before any processor, and so
 /// equal plain decoding's. Positions are absolute. Memory grows with the text.
+/// Each token costs a pass over the vocabulary.
 template <class V, class Token = std::int32_t>
 class LogProbs {
  public:
@@ -34,6 +35,7 @@ class LogProbs {
 
   /// `tokens` stand in the text from `position` on; they have no record.
   void observe(std::size_t position, std::span<const Token> tokens) {
+    resize(position);
     resize(position + tokens.size());
     if constexpr (requires { policy_.observe(position, tokens); }) policy_.observe(position, tokens);
   }
@@ -50,7 +52,6 @@ class LogProbs {
       return TokenLogProb<Token>{
           t, static_cast<float>(static_cast<double>(logits[static_cast<std::size_t>(t)]) - log_sum)};
     };
-    // A step that was dropped, or cut short, is selected again from an earlier position.
     resize(static_cast<std::size_t>(position));
     best_.resize(alternatives_);
     const std::size_t n = alternatives_ == 0 ? 0 : top_tokens(model, row, std::span<Token>(best_));
@@ -60,10 +61,12 @@ class LogProbs {
     return token;
   }
 
-  /// The record of the token at `position`. Precondition: it was selected, and not rolled back.
+  /// The record of the token at `position`. Precondition: it was selected, and neither dropped nor rolled back.
   [[nodiscard]] const TokenLogProb<Token>& at(std::size_t position) const { return chosen_[position]; }
 
-  /// The best tokens at `position`, best first; fewer than asked for where the vocabulary is smaller.
+  /// The best tokens at `position`, best first, whether one of them was chosen or not; none for a position of the
+  /// input. Fewer than asked for where the vocabulary is smaller or the engine's `top_tokens` gives fewer.
+  /// Precondition: as `at`.
   [[nodiscard]] std::span<const TokenLogProb<Token>> alternatives(std::size_t position) const {
     const std::size_t begin = position == 0 ? 0 : ends_[position - 1];
     return std::span(others_).subspan(begin, ends_[position] - begin);
@@ -73,8 +76,10 @@ class LogProbs {
   [[nodiscard]] V& policy() { return policy_; }
 
  private:
+  // Forgets what lies behind the first `text` positions; those that have no record get an empty one.
   void resize(std::size_t text) {
-    const std::size_t end = text < ends_.size() ? (text == 0 ? 0 : ends_[text - 1]) : others_.size();
+    const std::size_t known = std::min(text, ends_.size());
+    const std::size_t end = known == 0 ? 0 : ends_[known - 1];
     others_.resize(end, TokenLogProb<Token>{});
     ends_.resize(text, end);
     chosen_.resize(text, TokenLogProb<Token>{Token{-1}, 0});

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <string>
 #include <tuple>
@@ -33,9 +34,13 @@ struct SampleOptions {
 /// A drafted token is accepted when it is the one drawn: the output has the target's distribution, and equals plain
 /// sampling.
 ///
-/// Allocates at the first token only. Ties go to the lowest token.
-/// Errors: the constructor throws InvalidArgument for an option out of its range; `select` throws ContractViolation for
-/// a row without a finite logit, after the processors.
+/// The draw is by inversion: with u = `Philox::at(seed, stream, position).uniform()`, it is the first token, in the
+/// order of their numbers, at which the weights so far exceed u times their sum. Weights are relative to the best
+/// token's, and sums are taken in double precision. Where tokens tie for a place, the lowest has it.
+///
+/// Allocates at the first token, and where a text is longer than any before. Errors: the constructor throws
+/// InvalidArgument for an option out of its range; `select` throws ContractViolation where, after the processors, a
+/// logit is not a number, or the best one not finite. What a processor throws passes through.
 template <class Token = std::int32_t, LogitsProcessor<Token>... Processors>
 class SampleVerify {
  public:
@@ -51,23 +56,18 @@ class SampleVerify {
   }
 
   /// `tokens` stand in the text from `position` on: the prompt, or more input.
+  /// Precondition: the tokens before `position` were observed or selected.
   void observe(std::size_t position, std::span<const Token> tokens) {
     history_.resize(position);
     history_.insert(history_.end(), tokens.begin(), tokens.end());
   }
 
-  /// Precondition: the tokens before `position` were observed or selected.
+  /// The token at `position`. Precondition: the tokens before it were observed or selected. O(vocabulary), and the
+  /// processors; O(vocabulary + k log k) for the k tokens that top-k and top-p leave, where these are set.
   template <LogitsModel M>
   Token select(M& model, int row, std::int64_t position) {
-    // A step that was dropped, or cut short, is selected again from an earlier position.
     history_.resize(static_cast<std::size_t>(position));
     const std::span<const float> logits = model.logits(row);
-    if (scores_.empty()) {
-      scores_.reserve(logits.size());
-      choices_.reserve(logits.size());
-      history_.reserve(static_cast<std::size_t>(model.context_size()) + static_cast<std::size_t>(model.free_slots()) +
-                       1);
-    }
     scores_.assign(logits.begin(), logits.end());
     std::apply([&](auto&... process) { (process(std::span<float>(scores_), std::span<const Token>(history_)), ...); },
                processors_);
@@ -76,62 +76,72 @@ class SampleVerify {
     return token;
   }
 
-  /// The text so far, as far as it was observed and selected.
-  [[nodiscard]] std::span<const Token> history() const { return history_; }
+  /// Draws from another stream from now on, as a fork should.
+  void set_stream(std::uint64_t stream) noexcept { options_.stream = stream; }
 
-  /// The same policy on another stream, for a fork.
-  [[nodiscard]] SampleVerify with_stream(std::uint64_t stream) const {
-    SampleVerify copy = *this;
-    copy.options_.stream = stream;
-    return copy;
-  }
+  /// The text so far, as far as it was observed and selected.
+  [[nodiscard]] std::span<const Token> history() const noexcept { return history_; }
 
  private:
+  struct Choice {
+    double weight;  // first the logit, then the probability as a multiple of the best token's
+    std::uint32_t token;
+  };
+
   [[nodiscard]] Token draw(std::int64_t position) {
-    const auto best = static_cast<std::size_t>(std::max_element(scores_.begin(), scores_.end()) - scores_.begin());
-    const float top = scores_[best];
-    if (!std::isfinite(top))
-      throw ContractViolation("no token can be chosen at position " + std::to_string(position) +
-                              ": the best logit is " + std::to_string(top) + "; check the model and the processors");
+    constexpr float banned = -std::numeric_limits<float>::infinity();
+    std::size_t best = 0;
+    float top = banned;
+    bool numbers = true;
+    for (std::size_t t = 0; t < scores_.size(); ++t) {
+      numbers = numbers && !std::isnan(scores_[t]);
+      if (scores_[t] > top) top = scores_[best = t];
+    }
+    if (!numbers || !std::isfinite(top))
+      throw ContractViolation("no token can be chosen at position " + std::to_string(position) + ": " +
+                              (numbers ? "the best logit is " + std::to_string(top) : "a logit is not a number") +
+                              "; check the model and the processors");
     if (options_.temperature == 0) return static_cast<Token>(best);
 
-    // Weights relative to the best token, whose weight is 1; a banned token has weight 0.
     choices_.clear();
-    const double slope = 1.0 / static_cast<double>(options_.temperature);
-    for (std::size_t t = 0; t < scores_.size(); ++t) {
-      const double weight = std::exp((static_cast<double>(scores_[t]) - static_cast<double>(top)) * slope);
-      if (weight > 0) choices_.push_back({weight, static_cast<std::uint32_t>(t)});
-    }
-    const auto better = [](const Choice& a, const Choice& b) {
-      return a.weight > b.weight || (a.weight == b.weight && a.token < b.token);
+    choices_.reserve(scores_.size());
+    for (std::size_t t = 0; t < scores_.size(); ++t)
+      if (scores_[t] > banned) choices_.push_back({static_cast<double>(scores_[t]), static_cast<std::uint32_t>(t)});
+    const auto worse = [](const Choice& a, const Choice& b) {
+      return a.weight < b.weight || (a.weight == b.weight && a.token > b.token);
     };
+    const auto better = [&](const Choice& a, const Choice& b) { return worse(b, a); };
     if (options_.top_k > 0 && options_.top_k < choices_.size()) {
       const auto end = choices_.begin() + static_cast<std::ptrdiff_t>(options_.top_k);
       std::nth_element(choices_.begin(), end, choices_.end(), better);
       choices_.erase(end, choices_.end());
     }
-    if (options_.top_k > 0 || options_.top_p < 1) std::sort(choices_.begin(), choices_.end(), better);
+    const double slope = 1 / static_cast<double>(options_.temperature);
+    for (Choice& c : choices_) c.weight = std::exp((c.weight - static_cast<double>(top)) * slope);
     if (options_.top_p < 1) {
+      // The best tokens leave a heap one by one, until they have enough.
       const double enough = static_cast<double>(options_.top_p) * total();
       double sum = 0;
-      std::size_t n = 0;
-      while (n < choices_.size() && sum < enough) sum += choices_[n++].weight;
-      choices_.erase(choices_.begin() + static_cast<std::ptrdiff_t>(n), choices_.end());
+      std::make_heap(choices_.begin(), choices_.end(), worse);
+      auto rest = choices_.end();
+      while (rest != choices_.begin() && sum < enough) {
+        std::pop_heap(choices_.begin(), rest, worse);
+        sum += (--rest)->weight;
+      }
+      choices_.erase(choices_.begin(), rest);
     }
     if (options_.min_p > 0)
       std::erase_if(choices_, [&](const Choice& c) { return c.weight < static_cast<double>(options_.min_p); });
+    if (options_.top_k > 0 || options_.top_p < 1)
+      std::sort(choices_.begin(), choices_.end(), [](const Choice& a, const Choice& b) { return a.token < b.token; });
 
-    const Philox random = Philox::at(options_.seed, options_.stream, static_cast<std::uint64_t>(position));
-    double left = random.uniform() * total();
-    for (const Choice& c : choices_)
-      if ((left -= c.weight) < 0) return static_cast<Token>(c.token);
-    return static_cast<Token>(choices_.back().token);  // rounding may leave a remainder
+    // Below the total even after rounding, so that a token is found, and one with a weight.
+    const double aim =
+        Philox::at(options_.seed, options_.stream, static_cast<std::uint64_t>(position)).uniform() * total();
+    std::size_t i = 0;
+    for (double sum = choices_[0].weight; sum <= aim; sum += choices_[i].weight) ++i;
+    return static_cast<Token>(choices_[i].token);
   }
-
-  struct Choice {
-    double weight;
-    std::uint32_t token;
-  };
 
   [[nodiscard]] double total() const {
     double sum = 0;
