@@ -136,6 +136,74 @@ TEST_CASE("user-defined tokens are found first, unused ones never") {
   CHECK(t.encode("?", false) == Tokens{0});
 }
 
+// A byte-level model around the vocabulary of tests/data/byte-level.json.
+Tokenizer byte_level(const char* pre) {
+  const auto vocabulary = nlohmann::json::parse(std::ifstream("tests/data/byte-level.json"));
+  const auto names = vocabulary["tokens"].get<std::vector<std::string>>();
+  GgufWriter file;
+  file.text("tokenizer.ggml.model", "gpt2");
+  file.text("tokenizer.ggml.pre", pre);
+  file.texts("tokenizer.ggml.tokens", names);
+  file.integers("tokenizer.ggml.token_type", Tokens(names.size(), 1));
+  file.texts("tokenizer.ggml.merges", vocabulary["merges"].get<std::vector<std::string>>());
+  return Tokenizer(GgufFile(file.finish()));
+}
+
+TEST_CASE("byte-level tokens are those of the reference implementation, for each pre-tokenizer") {
+  const char* const names[] = {"gpt-2", "smollm", "llama-bpe"};
+  for (std::size_t kind = 0; kind < 3; ++kind) {
+    const Tokenizer tokenizer = byte_level(names[kind]);
+    std::ifstream golden("tests/data/byte-level.jsonl");
+    int lines = 0;
+    for (std::string line; std::getline(golden, line); ++lines) {
+      const auto entry = nlohmann::json::parse(line);
+      const auto text = entry[0].get<std::string>();
+      INFO(names[kind], ": ", text);
+      const Tokens tokens = tokenizer.encode(text, false);
+      CHECK(tokens == entry[1 + kind].get<Tokens>());
+      CHECK(tokenizer.decode(tokens) == text);
+    }
+    CHECK(lines == 1000);
+  }
+}
+
+TEST_CASE("byte-level tokens give any bytes back") {
+  std::mt19937 random(2);
+  for (const char* pre : {"gpt-2", "smollm", "llama-bpe"}) {
+    const Tokenizer tokenizer = byte_level(pre);
+    for (int i = 0; i < 1000; ++i) {
+      std::string text(random() % 40, ' ');
+      for (char& c : text) c = static_cast<char>(random() % (i % 2 == 0 ? 256 : 128));
+      CHECK(tokenizer.decode(tokenizer.encode(text, false)) == text);
+    }
+  }
+}
+
+TEST_CASE("byte-level vocabularies that do not fit together are refused") {
+  const auto refused = [](const char* part, const char* pre, const std::vector<std::string>& merges) {
+    GgufWriter file;
+    file.text("tokenizer.ggml.model", "gpt2");
+    file.text("tokenizer.ggml.pre", pre);
+    const std::vector<std::string> names = {"a", "b", "ab", "<|end|>"};
+    file.texts("tokenizer.ggml.tokens", names);
+    file.integers("tokenizer.ggml.token_type", Tokens{1, 1, 1, 4});
+    file.texts("tokenizer.ggml.merges", merges);
+    const GgufFile image(file.finish());
+    if (part == nullptr) {
+      const Tokenizer tokenizer(image);
+      CHECK(tokenizer.encode("abb<|end|>aab", false) == Tokens{2, 1, 3, 0, 2});
+      CHECK(tokenizer.encode("a?", false) == Tokens{0});
+      CHECK(!tokenizer.add_bos());
+    } else {
+      CHECK_THROWS_WITH_AS(Tokenizer{image}, doctest::Contains(part), ModelFileError);
+    }
+  };
+  refused(nullptr, "gpt-2", {"a b"});
+  refused("pre-tokenizer 'qwen2'", "qwen2", {"a b"});
+  refused("merge 1 names tokens", "smollm", {"a b", "b a"});
+  for (const char* merge : {"", " ", "ab", "a ", " a", "a b c"}) refused("merge 0 names tokens", "gpt-2", {merge});
+}
+
 TEST_CASE("vocabularies that do not fit together are refused") {
   const auto refused = [](const char* part, auto edit) {
     GgufWriter file;

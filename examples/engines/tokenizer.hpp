@@ -3,18 +3,24 @@
 /// Text to tokens and back, as the model file describes it.
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "engines/gguf.hpp"
 
+struct pcre2_real_code_8;
+
 namespace lookahead::engines {
 
-/// The tokenizer of a model file: SentencePiece BPE (merges by score, bytes for what the vocabulary lacks).
+/// The tokenizer of a model file: SentencePiece BPE (merges by score, bytes for what the vocabulary lacks), or the
+/// byte-level BPE of the GPT-2 family (merges by rank, within the pieces of its pre-tokenizer: gpt-2, smollm,
+/// llama-bpe).
 ///
 /// Bytes that are not UTF-8 are kept: each becomes its byte token, so `decode(encode(text))` gives a text back (only
 /// U+2581, which SentencePiece uses for the space, comes back as one).
@@ -58,7 +64,18 @@ class Tokenizer {
   [[nodiscard]] std::size_t vocabulary() const { return text_.size(); }
 
  private:
-  void encode_pieces(std::string_view text, std::vector<std::int32_t>& out) const;
+  using Pair = std::pair<std::int32_t, std::int32_t>;
+  struct PairHash {
+    std::size_t operator()(const Pair& p) const;
+  };
+  struct FreePattern {
+    void operator()(pcre2_real_code_8* pattern) const;
+  };
+
+  void read_byte_level(const GgufFile& file);
+  std::int32_t user_token(std::string_view text) const;  ///< the user-defined token that the text starts with, or -1
+  void encode_scored(std::string_view text, std::vector<std::int32_t>& out) const;
+  void encode_ranked(std::string_view text, std::vector<std::int32_t>& out) const;
 
   std::vector<std::string> name_;  ///< as in the file
   std::vector<std::string> text_;  ///< the bytes that a token stands for
@@ -67,6 +84,13 @@ class Tokenizer {
   std::unordered_map<std::string_view, std::int32_t> control_;
   std::vector<std::int32_t> byte_token_;  ///< [256], -1 where the vocabulary lacks it
   std::vector<std::int32_t> user_;        ///< user-defined tokens, the longest first
+
+  // Byte-level BPE alone.
+  bool byte_level_ = false;
+  bool whole_first_ = false;  ///< a piece that is a token is not merged from bytes
+  std::vector<std::unique_ptr<pcre2_real_code_8, FreePattern>> patterns_;  ///< each cuts the pieces of the one before
+  std::unordered_map<Pair, Pair, PairHash> merges_;                        ///< left, right -> rank, token
+
   std::optional<std::int32_t> bos_, unknown_;
   std::vector<std::int32_t> eos_;
   bool add_bos_ = false, add_space_prefix_ = true;
