@@ -97,7 +97,7 @@ class Decoder {
 
   /// Keeps a reference to `model`, which must outlive the decoder.
   /// Throws InvalidArgument for rows = 0, an end token outside the vocabulary, or an impossible pool size.
-  explicit Decoder(M& model, Options options = {}, V verify = {})
+  explicit Decoder(M& model, Options options = {}, V verify = V{})
       : model_(model), options_(std::move(options)), verify_(std::move(verify)), pool_(options_.pool_slots) {
     if (options_.rows == 0) throw InvalidArgument("a step of 0 rows: pass at least 1, which is plain decoding");
     check_tokens(options_.end_tokens, "end token");

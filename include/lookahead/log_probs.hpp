@@ -30,7 +30,7 @@ struct TokenLogProb {
 template <class V, class Token = std::int32_t>
 class LogProbs {
  public:
-  explicit LogProbs(V policy = {}, std::size_t alternatives = 0)
+  explicit LogProbs(V policy = V{}, std::size_t alternatives = 0)
       : policy_(std::move(policy)), alternatives_(alternatives) {}
 
   /// `tokens` stand in the text from `position` on; they have no record.
