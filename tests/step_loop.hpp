@@ -151,6 +151,18 @@ class Loop {
     check_boundary();
   }
 
+  /// The last `count` tokens of the text are taken back, all but the first at most.
+  void rewind(int count) {
+    count = std::min(count, length(text_) - 1);
+    text_.resize(text_.size() - at(count));
+    left_ += count;
+    cached_.resize(std::min(cached_.size(), text_.size() - 1));
+    model_.truncate(cached_.size());
+    step_.rewind(cached_.size(), text_);
+    find_truth();
+    check_boundary();
+  }
+
   /// Plans a step and checks its tree.
   void plan(const Shape& shape, const Limits& limits) {
     shape_ = shape;
@@ -551,6 +563,7 @@ Yield run_case(std::uint64_t seed, Hooks<Step>& hooks) {
       require(steps < 400, "a request comes to its end");
       if (loops.size() == 1 && one_in(random, 40)) loops.push_back(loops[0].fork());
       if (one_in(random, 20)) loops[i].lose(below(random, 10));
+      if (one_in(random, 40)) loops[i].rewind(below(random, 10));
       if (one_in(random, 40)) {
         const int more = below(random, 6) * below(random, 12);
         loops[i].append(random_tokens(random, more, options.vocabulary));

@@ -42,7 +42,7 @@ TEST_CASE("random requests: every text is plain decoding's") {
       yield.tokens += one.tokens;
     } catch (const std::exception& e) {
       ++failures;
-      FAIL_CHECK("LOOKAHEAD_SEED=" << seed << ": " << e.what());
+      FAIL_CHECK("LOOKAHEAD_SEED=" << seed << ": " << std::string(e.what()));
     }
   }
   // The text is plain decoding's in fewer passes, or there is no point.

@@ -95,6 +95,15 @@ TEST_CASE("the bonus token of a fully matched guess is kept: N tokens from a gue
   CHECK(loop.tokens == 8);
   loop.step({0, 2, 1, ShapeMode::published}, loop.limits());
   CHECK(loop.tokens == 10);
+  // Growth drafts as deep as it may.
+  loop.start(prompt, 0, 80);
+  loop.pool.add_text(loop.truth());
+  loop.step({}, loop.limits());
+  CHECK(loop.tokens == 10 + Step::max_depth + 1);
+  Limits limits = loop.limits();
+  limits.depth = 7;
+  loop.step({}, limits);
+  CHECK(loop.tokens == 10 + Step::max_depth + 1 + 8);
 }
 
 TEST_CASE("N = 2 works, compiled and chosen, with and without a window, guesses, sliding") {

@@ -119,7 +119,6 @@ LOOKAHEAD_HD int append(const Gr& g, StepState<W, N, G, Token>& s, const NGramPo
       s.context_size += gained;
     }
     s.window.cell[0][0] = tokens[count - 1];
-    s.path_count = s.selected_count = 0;
   }
   g.sync();
   file_text(g, pool, s.tail, tokens, count, scratch.apply.text);
