@@ -410,13 +410,13 @@ int run_case(std::uint64_t seed, const Shape& most, Check check) {
   pool.reset();
   Random random(seed);
   OracleOptions options;
-  options.vocabulary = random.one_in(2) ? 2 + random.below(9) : random.one_in(2) ? 300 : 20000;
+  options.vocabulary = random.one_in(2) ? 2 + random.below(20) : random.one_in(2) ? 300 : 20000;
   options.seed = random.bits();
   options.repetition = random.below(11) / 10.0;
   options.capacity = 2000;
   options.max_rows = options.max_logit_rows = 1000;
   options.max_kept = random.one_in(3) ? random.below(4) : 1000;
-  const Tokens prompt = random.tokens(1 + random.below(random.one_in(2) ? 3 : 60), options.vocabulary);
+  const Tokens prompt = random.tokens(1 + random.below(random.one_in(2) ? 3 : 200), options.vocabulary);
   const bool slides = random.one_in(2);
   Mirror<Step> mirror(options, prompt, random.bits(), slides, 1 + random.below(8), pool);
   // Estimates of every size, many of them equal, some of them about to be halved.

@@ -4,7 +4,6 @@
 #include <doctest/doctest.h>
 #include <iterator>
 #include <map>
-#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -136,4 +135,20 @@ TEST_CASE("trees grow as best-first growth grows them, order included, and estim
   CHECK(seen.windows > seen.steps / 10);
   CHECK(seen.grown > seen.steps);
   CHECK(seen.shared > 0);
+}
+
+TEST_CASE("a row has at most 16 candidates, those of one class in the order of their tokens") {
+  // Behind 0 came 1 to 20; the seven newest have ranks of their own.
+  Tokens prompt{0};
+  for (Token t = 1; t <= 20; ++t) prompt = joined(prompt, {t, 0});
+  using Step = Lookahead<1, 2, 40>;
+  Pool pool;
+  Step step;
+  Step::Tree tree;
+  step.start(pool, prompt);
+  Limits limits;
+  limits.depth = 1;
+  step.plan(pool, Shape{}, limits, tree);
+  CHECK(Tokens(tree.token + 1, tree.token + tree.rows) ==
+        Tokens{20, 19, 18, 17, 16, 15, 14, 1, 2, 3, 4, 5, 6, 7, 8, 9});
 }

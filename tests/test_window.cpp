@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <doctest/doctest.h>
-#include <iterator>
 #include <numeric>
 #include <set>
 #include <vector>
