@@ -328,33 +328,32 @@ void multiply_rows(const Matrix& w, int first, int last, const float* x, std::si
 template <class T>
 void multiply_group(const Matrix& w, int first, int last, const float* x, std::size_t ldx, int rows, float* y,
                     std::size_t ldy) {
-  const int tiles = (rows + most_rows - 1) / most_rows;
-  for (int i = 0; i < tiles; ++i) {
-    const int n = (rows + tiles - i - 1) / (tiles - i);
-    switch (n) {
+  const int shares = (rows + most_rows - 1) / most_rows;
+  for (int i = 0; rows > 0; ++i) {
+    const int tiles = (rows + most_rows - 1) / most_rows;
+    int n = (rows + tiles - 1) / tiles;
+    switch (n) {  // 5 and 7 rows are not worth a copy of everything: 4 or 6, and what remains
       case 1:
-        multiply_rows<T, 1>(w, first, last, x, ldx, y, ldy, i, tiles);
+        multiply_rows<T, 1>(w, first, last, x, ldx, y, ldy, i, shares);
         break;
       case 2:
-        multiply_rows<T, 2>(w, first, last, x, ldx, y, ldy, i, tiles);
+        multiply_rows<T, 2>(w, first, last, x, ldx, y, ldy, i, shares);
         break;
       case 3:
-        multiply_rows<T, 3>(w, first, last, x, ldx, y, ldy, i, tiles);
+        multiply_rows<T, 3>(w, first, last, x, ldx, y, ldy, i, shares);
         break;
       case 4:
-        multiply_rows<T, 4>(w, first, last, x, ldx, y, ldy, i, tiles);
-        break;
       case 5:
-        multiply_rows<T, 5>(w, first, last, x, ldx, y, ldy, i, tiles);
+        n = 4;
+        multiply_rows<T, 4>(w, first, last, x, ldx, y, ldy, i, shares);
         break;
       case 6:
-        multiply_rows<T, 6>(w, first, last, x, ldx, y, ldy, i, tiles);
-        break;
       case 7:
-        multiply_rows < T, most_rows<7 ? 6 : 7>(w, first, last, x, ldx, y, ldy, i, tiles);
+        n = 6;
+        multiply_rows<T, 6>(w, first, last, x, ldx, y, ldy, i, shares);
         break;
       default:
-        multiply_rows < T, most_rows<8 ? 6 : 8>(w, first, last, x, ldx, y, ldy, i, tiles);
+        multiply_rows<T, most_rows>(w, first, last, x, ldx, y, ldy, i, shares);
         break;
     }
     rows -= n;

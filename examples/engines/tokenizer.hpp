@@ -24,6 +24,8 @@ namespace lookahead::engines {
 ///
 /// Bytes that are not UTF-8 are kept: each becomes its byte token, so `decode(encode(text))` gives a text back (only
 /// U+2581, which SentencePiece uses for the space, comes back as one).
+/// A byte-level vocabulary that lacks a byte drops it, as the reference implementations do.
+///
 /// Movable, not copyable. All const members may be called from several threads at once.
 class Tokenizer {
  public:
