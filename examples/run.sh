@@ -26,7 +26,7 @@ install_missing() {
 
 build() {
   if command -v apt-get >/dev/null; then
-    install_missing g++ cmake ninja-build libcli11-dev nlohmann-json3-dev ||
+    install_missing g++ cmake ninja-build libcli11-dev nlohmann-json3-dev libpcre2-dev ||
       echo "not everything could be installed; trying to build all the same"
   fi
   if [ -x "$build/examples/generate" ] &&

@@ -126,7 +126,7 @@ TEST_CASE("every shape gives the text of plain decoding, and an account that add
     std::vector<std::string> options;
     double fewest_tokens_per_step, most_rows;
   };
-  const std::vector<Case> cases = {{{}, 1.5, 16},
+  const std::vector<Case> cases = {{{}, 1.5, 8},
                                    {{"--rows", "4"}, 1.2, 4},
                                    {{"--rows", "1"}, 1, 1},
                                    {{"--plain"}, 1, 1},
@@ -134,10 +134,10 @@ TEST_CASE("every shape gives the text of plain decoding, and an account that add
                                    {{"--shape", "published"}, 1.2, 153},
                                    {{"--shape", "published", "--window", "5", "--guesses", "3", "--ngram", "3"}, 1, 50},
                                    {{"--window", "7", "--ngram", "4", "--rows", "64"}, 1.5, 64},
-                                   {{"--window", "5", "--ngram", "2", "--guesses", "0"}, 1, 16},
+                                   {{"--window", "5", "--ngram", "2", "--guesses", "0"}, 1, 8},
                                    {{"--window", "0", "--guesses", "0"}, 1, 1},
-                                   {{"--window", "3", "--seed", "18446744073709551615"}, 1.2, 16},
-                                   {{"--threads", "1", "--context", "200"}, 1.5, 16}};
+                                   {{"--window", "3", "--seed", "18446744073709551615"}, 1.2, 8},
+                                   {{"--threads", "1", "--context", "200"}, 1.5, 8}};
   for (Case c : cases) {
     CAPTURE(json(c.options).dump());
     c.options.insert(c.options.end(), {"--max-tokens", "60", code});
@@ -234,6 +234,8 @@ TEST_CASE("what people see") {
     CHECK_MESSAGE(ran.out.find(line) != std::string::npos, line);
   CHECK(ran.out.find('\x1b') == std::string::npos);
 
+  const Ran full = shell(generate({"--context", "20", code}));
+  CHECK(full.out.ends_with("\nidentical               yes\nstop            out_of_room\n"));
   const Ran plain = shell(generate({"--max-tokens", "40", "--plain", code}));
   CHECK(plain.out.find("speed-up") == std::string::npos);
   CHECK(plain.out.find("\ntokens                   40\n") != std::string::npos);
@@ -289,13 +291,13 @@ TEST_CASE("what cannot be done is refused with value, limit and remedy") {
 
 TEST_CASE("run.sh passes everything on, wherever it is called") {
   folder.file("its own.txt", code + "\n");
-  const std::string command = quoted(root / "examples/run.sh") + " --json --max-tokens 30 --rows 8 --prompt-file ";
+  const std::string command = quoted(root / "examples/run.sh") + " --json --max-tokens 30 --rows 4 --prompt-file ";
   const Ran ran = shell(command + "'its own.txt'");
   INFO(ran.err);
   REQUIRE(ran.status == 0);
   const json o = json::parse(ran.out);
   CHECK(o.at("text") == plain_text(bundled, code, 30));
-  CHECK(o.at("rows_per_step") <= 8);
+  CHECK(o.at("rows_per_step") <= 4);
   CHECK(shell(command + "missing.txt").status == 2);
 }
 
@@ -319,5 +321,6 @@ TEST_CASE("the smallest adapter decodes, and the README shows it as it is") {
   const std::string source = content(root / "examples/minimal.cpp"), readme = content(root / "README.md");
   CHECK(std::count(source.begin(), source.end(), '\n') <= 60);
   CHECK(readme.find("```cpp\n" + source + "```\n") != std::string::npos);
-  CHECK(readme.find("```\n" + ran.out + "```\n") != std::string::npos);
+  CHECK_MESSAGE(readme.find("```\n" + ran.out + "```\n") != std::string::npos, "README.md shows other output than\n",
+                ran.out);
 }
