@@ -136,7 +136,7 @@ TEST_CASE("every shape gives the text of plain decoding, and an account that add
                                    {{"--window", "7", "--ngram", "4", "--rows", "64"}, 1.5, 64},
                                    {{"--window", "5", "--ngram", "2", "--guesses", "0"}, 1, 8},
                                    {{"--window", "0", "--guesses", "0"}, 1, 1},
-                                   {{"--window", "3", "--seed", "18446744073709551615"}, 1.2, 8},
+                                   {{"--window", "3", "--rows", "16", "--seed", "18446744073709551615"}, 1.2, 16},
                                    {{"--threads", "1", "--context", "200"}, 1.5, 8}};
   for (Case c : cases) {
     CAPTURE(json(c.options).dump());
