@@ -143,12 +143,24 @@ void check_invariance(const GgufFile& file, const Kernels* kernels, int threads,
   CHECK(same_bits(step(engine, 3), expected));
 }
 
+// The thread sanitizer is after races between tasks, which every set of kernels and every type share.
+#if defined(__SANITIZE_THREAD__)
+constexpr std::size_t most_sets = 1, most_types = 1;
+#else
+constexpr std::size_t most_sets = 99, most_types = 99;
+#endif
+
 constexpr WeightType all_types[] = {WeightType::f32,  WeightType::f16,  WeightType::bf16,
                                     WeightType::q8_0, WeightType::q4_0, WeightType::q4_1};
 
+template <class T>
+std::span<T> first(std::span<T> all, std::size_t most) {
+  return all.first(std::min(all.size(), most));
+}
+
 TEST_CASE("logits are the same to the last bit in any tree, any thread count, after any commits") {
-  for (const Kernels* kernels : available_kernels())
-    for (const WeightType type : all_types) {
+  for (const Kernels* kernels : first(available_kernels(), most_sets))
+    for (const WeightType type : first(std::span<const WeightType>(all_types), most_types)) {
       INFO(kernels->name, " ", weight_type_name(type));
       for (const TinyLlama& shape :
            {TinyLlama{.type = type},
@@ -161,8 +173,8 @@ TEST_CASE("logits are the same to the last bit in any tree, any thread count, af
 }
 
 TEST_CASE("sizes that fill no vector and no block") {
-  for (const Kernels* kernels : available_kernels())
-    for (const WeightType type : {WeightType::f32, WeightType::f16, WeightType::bf16}) {
+  for (const Kernels* kernels : first(available_kernels(), most_sets))
+    for (const WeightType type : first(std::span<const WeightType>(all_types).first(3), most_types)) {
       const GgufFile file(tiny_llama({.vocabulary = 301,
                                       .width = 36,
                                       .layers = 3,
