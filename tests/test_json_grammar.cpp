@@ -3,7 +3,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <doctest/doctest.h>
-#include <limits>
 #include <nlohmann/json.hpp>
 #include <random>
 #include <span>
@@ -36,8 +35,6 @@ using plain_sampling::sample_with;
 using Token = std::int32_t;
 using Tokens = std::vector<Token>;
 using Policy = SampleVerify<Token, JsonGrammar>;
-
-constexpr float inf = std::numeric_limits<float>::infinity();
 
 bool accepts(std::string_view text) {
   JsonText reader;

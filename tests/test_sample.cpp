@@ -352,6 +352,8 @@ TEST_CASE("options at their limits") {
   CHECK(drawn({1, 0, 1, 0.3F}) == Seen{false, true, false, true, true, false});
   CHECK(drawn({1e-40F}) == Seen{false, true, false, true, false, false});
   CHECK(drawn({1e38F}) == Seen{true, true, true, true, true, false});
+  model.values = {0, 0, 0, 0};
+  CHECK(drawn({1, 0, 0.5F}) == Seen{true, true, false, false});  // two have it exactly
 }
 
 TEST_CASE("options out of range, and logits that cannot be used, are refused") {
