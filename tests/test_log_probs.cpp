@@ -222,3 +222,18 @@ TEST_CASE("rolled back, cut short, forked: the records are those of the text tha
   CHECK(both.chosen.size() == before.chosen.size() + 20);
   CHECK(records(decoder, 3) == before);
 }
+
+TEST_CASE("more alternatives than tokens, unsigned tokens") {
+  using M = OracleModel<std::uint16_t>;
+  using Policy = LogProbs<GreedyVerify, std::uint16_t>;
+  M model(repetitive());
+  Decoder<M, 5, 4, 5, Policy> decoder(model, {}, Policy(GreedyVerify{}, ~std::size_t{0}));
+  decoder.generate(std::vector<std::uint16_t>{1, 2}, 10, [](std::uint16_t) {});
+  CHECK(decoder.verify().at(0).token == 0xFFFF);
+  for (std::size_t i = 2; i < 12; ++i) {
+    double sum = 0;
+    for (const auto& other : decoder.verify().alternatives(i)) sum += std::exp(static_cast<double>(other.log_prob));
+    CHECK(decoder.verify().alternatives(i).size() == 30);
+    CHECK(sum == doctest::Approx(1));
+  }
+}

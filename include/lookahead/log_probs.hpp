@@ -53,15 +53,16 @@ class LogProbs {
           t, static_cast<float>(static_cast<double>(logits[static_cast<std::size_t>(t)]) - log_sum)};
     };
     resize(static_cast<std::size_t>(position));
-    best_.resize(alternatives_);
-    const std::size_t n = alternatives_ == 0 ? 0 : top_tokens(model, row, std::span<Token>(best_));
+    best_.resize(std::min(alternatives_, logits.size()));
+    const std::size_t n = best_.empty() ? 0 : top_tokens(model, row, std::span<Token>(best_));
     chosen_.push_back(of(token));
     for (std::size_t i = 0; i < n; ++i) others_.push_back(of(best_[i]));
     ends_.push_back(others_.size());
     return token;
   }
 
-  /// The record of the token at `position`. Precondition: it was selected, and neither dropped nor rolled back.
+  /// The record of the token at `position`; the token -1 for a position of the input.
+  /// Precondition: the token is in the text, neither dropped nor rolled back.
   [[nodiscard]] const TokenLogProb<Token>& at(std::size_t position) const { return chosen_[position]; }
 
   /// The best tokens at `position`, best first, whether one of them was chosen or not; none for a position of the
@@ -82,7 +83,7 @@ class LogProbs {
     const std::size_t end = known == 0 ? 0 : ends_[known - 1];
     others_.resize(end, TokenLogProb<Token>{});
     ends_.resize(text, end);
-    chosen_.resize(text, TokenLogProb<Token>{Token{-1}, 0});
+    chosen_.resize(text, TokenLogProb<Token>{static_cast<Token>(-1), 0});
   }
 
   V policy_;
