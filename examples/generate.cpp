@@ -26,9 +26,11 @@
 #include <unistd.h>
 #include <vector>
 
+#include "chat_template.hpp"
 #include "engines/gguf.hpp"
 #include "engines/llama_engine.hpp"
 #include "engines/tokenizer.hpp"
+#include "model_options.hpp"
 
 #include "lookahead/lookahead.hpp"
 
@@ -47,19 +49,21 @@ using Decoder = lookahead::Decoder<LlamaEngine, max_window, max_ngram, max_guess
 constexpr int max_rows = Decoder::Step::max_rows;
 
 constexpr const char* bundled_model = LOOKAHEAD_BUNDLED_MODEL;
-constexpr const char* bundled_prompt = "def encode(text, encoding=\"utf-8\"):\n    \"\"\"";
+constexpr const char* default_prompt = "def encode(text, encoding=\"utf-8\"):\n    \"\"\"";
+constexpr const char* default_question = "What is a hash table, and what is it good for?";
 constexpr int growth_rows = 8;  // the fastest on two x86 cores and the bundled model
 
 enum Exit { success = 0, differs = 1, failure = 2 };
 
 struct Options {
   std::optional<std::string> prompt, prompt_file;
-  std::string model = bundled_model, shape = "growth";
+  lookahead::examples::ModelOptions model{.path = bundled_model};
+  std::string shape = "growth";
   std::size_t max_tokens = 256;
   int context = 0, threads = 0;
   std::optional<int> window, ngram, guesses, rows;
   std::uint64_t seed = 0;
-  bool ignore_eos = false, plain = false, json = false;
+  bool raw = false, ignore_eos = false, plain = false, json = false;
 };
 
 // A range whose error also says what to do about it.
@@ -89,7 +93,8 @@ void declare_options(CLI::App& app, Options& o) {
       app.add_option("prompt,--prompt", o.prompt, "Text to complete; by default standard input, if it is redirected");
   app.add_option("--prompt-file", o.prompt_file, "File with the text to complete, taken without its last newline")
       ->excludes(prompt);
-  app.add_option("--model", o.model, "Llama model, a GGUF file")->capture_default_str();
+  app.add_flag("--raw", o.raw, "Complete the prompt as it is, also where the model has a chat template");
+  o.model.declare(app);
   app.add_option("--max-tokens", o.max_tokens, "Most tokens to generate")->check(whole_number)->capture_default_str();
   app.add_option("--context", o.context, "Longest context in tokens; 0: the model's")
       ->check(whole_number)
@@ -108,7 +113,8 @@ void declare_options(CLI::App& app, Options& o) {
       ->check(between(0, max_guesses, "max_guesses"));
   app.add_option("--rows", o.rows,
                  "Most rows of a forward pass; default: growth " + std::to_string(growth_rows) + ", published all")
-      ->check(between(1, max_rows, "max_window or max_guesses"));
+      ->check(between(1, max_rows, "max_window or max_guesses"))
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   app.add_option("--seed", o.seed, "Picks the first guesses of a window, never the text")
       ->check(whole_number)
       ->capture_default_str();
@@ -129,18 +135,20 @@ std::string read_prompt(std::istream& in, const std::string& name) {
   return text;
 }
 
-std::string prompt_of(const Options& o) {
+// Nothing where nobody gave one.
+std::optional<std::string> prompt_of(const Options& o) {
   if (o.prompt) return *o.prompt;
   if (o.prompt_file) {
     std::ifstream in(*o.prompt_file, std::ios::binary);
     if (!in) throw std::runtime_error(*o.prompt_file + " cannot be opened; check the path of --prompt-file");
     return read_prompt(in, *o.prompt_file);
   }
-  if (isatty(STDIN_FILENO) != 0) return bundled_prompt;
+  if (isatty(STDIN_FILENO) != 0) return std::nullopt;
   pollfd input{STDIN_FILENO, POLLIN, 0};
   if (poll(&input, 1, 1000) == 0) std::cerr << "generate: waiting for a prompt on standard input\n";
-  const std::string text = read_prompt(std::cin, "standard input");
-  return text.empty() ? bundled_prompt : text;
+  std::string text = read_prompt(std::cin, "standard input");
+  if (text.empty()) return std::nullopt;
+  return text;
 }
 
 // UTF-8 in which what is none is replaced, and so are control characters, which could drive a terminal.
@@ -261,24 +269,27 @@ const char* stop_name(lookahead::StopReason stop) {
 
 // What the figures are from.
 std::string describe(const GgufFile& file, const Options& o) {
-  std::size_t parameters = 0;
-  for (const auto& tensor : file.tensors()) parameters += tensor.shape[0] * tensor.rows();
-  const std::string_view name = file.text("general.name").value_or("");
-  std::string text = name.empty() ? std::filesystem::path(o.model).filename().string() : printable(name);
-  text += ", " + fixed(static_cast<double>(parameters) / 1e6, 1) + " million parameters";
+  std::string text = printable(o.model.describe(file));
   std::error_code none;
-  if (std::filesystem::equivalent(o.model, bundled_model, none))
+  if (o.model.inflation)
+    text +=
+        ".\nWhat was added computes, but nothing comes of it: a step costs what it costs in a model of"
+        "\nthis size, while the text is the small model's, easier to guess than a large model's.";
+  else if (std::filesystem::equivalent(o.model.path, bundled_model, none))
     text += ": so small that it repeats\nitself, which is easy to guess. Larger models gain less.";
   return text + "\n";
 }
 
 int run(const Options& o) {
-  const std::string prompt = prompt_of(o);
-  const GgufFile file(o.model);
+  const std::optional<std::string> given = prompt_of(o);
+  const GgufFile file = o.model.open();
   const Tokenizer tokenizer(file);
-  LlamaEngine model(file, {.context = o.context, .threads = o.threads});
+  LlamaEngine model(file, {.context = o.context, .threads = o.threads, .weights = o.model.weights});
 
-  const std::vector<Token> tokens = tokenizer.encode(prompt, tokenizer.add_bos() || prompt.empty());
+  const bool chat = !o.raw && file.text("tokenizer.chat_template");
+  const std::string prompt = given.value_or(chat ? default_question : default_prompt);
+  const std::vector<Token> tokens = chat ? lookahead::examples::chat_tokens(file, tokenizer, prompt)
+                                         : tokenizer.encode(prompt, tokenizer.add_bos() || prompt.empty());
   Decoder::Options plain_options;
   plain_options.shape.w = plain_options.shape.g = 0;
   plain_options.rows = 1;
@@ -302,7 +313,7 @@ int run(const Options& o) {
   decoder.start(tokens);
 
   Screen screen(o.json);
-  screen.prompt(prompt);
+  screen.prompt(chat ? prompt + "\n\n" : prompt);
   std::string text;
   lookahead::TextStream stream(
       [&](Token token) {

@@ -291,14 +291,55 @@ TEST_CASE("what cannot be done is refused with value, limit and remedy") {
 
 TEST_CASE("run.sh passes everything on, wherever it is called") {
   folder.file("its own.txt", code + "\n");
-  const std::string command = quoted(root / "examples/run.sh") + " --json --max-tokens 30 --rows 4 --prompt-file ";
-  const Ran ran = shell(command + "'its own.txt'");
+  const std::string command = quoted(root / "examples/run.sh") + " --json --max-tokens 30 ";
+  const Ran ran = shell(command + "--rows 8 --prompt-file 'its own.txt' --model " + quoted(bundled));
   INFO(ran.err);
   REQUIRE(ran.status == 0);
   const json o = json::parse(ran.out);
   CHECK(o.at("text") == plain_text(bundled, code, 30));
-  CHECK(o.at("rows_per_step") <= 4);
-  CHECK(shell(command + "missing.txt").status == 2);
+  CHECK(o.at("rows_per_step") <= 8);
+  CHECK(shell(command + "--prompt-file missing.txt").status == 2);
+}
+
+TEST_CASE("run.sh inflates the bundled model, or gets SmolLM2 and asks it") {
+  const std::string command = quoted(root / "examples/run.sh");
+  const Ran inflated = shell(command + " --rows 3 --max-tokens 20 " + quoted(code));
+  INFO(inflated.err);
+  REQUIRE(inflated.status == 0);
+  const std::string account = "\n\ncpython-6m, inflated to 298.4 million parameters, weights in F16.\n";
+  CHECK(inflated.out.starts_with(code));
+  CHECK(inflated.out.find(account) != std::string::npos);
+  CHECK(inflated.out.find("\nidentical               yes\n") != std::string::npos);
+
+  if (shell(quoted(root / "examples/models/fetch.sh")).status != 0) return;  // skipped in the model's own test
+  const Ran answer = shell(command + " --smollm2 --json 'What is the capital of France?'");
+  INFO(answer.err);
+  REQUIRE(answer.status == 0);
+  CHECK(json::parse(answer.out).at("text") == "The capital of France is Paris.");
+  CHECK(json::parse(answer.out).at("stop") == "end_token");
+  const Ran raw = shell(command + " --json --raw --smollm2 --max-tokens 4 'The capital of France is'");
+  CHECK(json::parse(raw.out).at("text").get<std::string>().starts_with(" Paris"));
+}
+
+TEST_CASE("an inflated model writes the same text, and weights are converted when they are loaded") {
+  const std::string text = plain_text(bundled, code, 20);
+  const auto with = [](std::vector<std::string> arguments) {
+    arguments.insert(arguments.end(), {"--max-tokens", "20", code});
+    return generate_json(arguments);
+  };
+  CHECK(with({"--inflate", "1024,7,1024"}).at("text") == text);
+  CHECK(with({"--inflate", "9,9,9", "--inflate", "0,8,0"}).at("text") == text);
+  CHECK(with({"--weights", "F32"}).at("text") == text);
+  CHECK(shell(generate({"--weights", "f16", "--weights", "q4_0", "--plain", "--max-tokens", "1", code}))
+            .out.find("parameters, weights in Q4_0:") != std::string::npos);
+
+  const auto run = [](const std::vector<std::string>& arguments) { return shell(generate(arguments)); };
+  for (const char* sizes :
+       {"", "1024", "1024,22", "1024,22,", "1024,22,4096,1", "a,b,c", "1024;22;4096", "9999999999,1,1"})
+    refused(run({"--inflate", sizes}), {"--inflate", sizes, "WIDTH,BLOCKS,FEED", "1024,22,4096"});
+  refused(run({"--inflate", "512,6,768"}), {"width", "512", "256 times a power of 4"});
+  refused(run({"--inflate", "0,5,0"}), {"block_count", "5", "6 to"});
+  refused(run({"--weights", "f8"}), {"--weights", "f8", "f32, f16, bf16, q8_0, q4_0 or q4_1"});
 }
 
 TEST_CASE("the smallest adapter decodes, and the README shows it as it is") {
