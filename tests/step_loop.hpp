@@ -131,7 +131,7 @@ class Loop {
     Tokens whole(step_.pending().begin(), step_.pending().end());
     whole.insert(whole.end(), more.begin(), more.end());
     if (whole.size() - 1 > model_.free_slots()) return false;
-    const std::size_t foretold = Step::tokens_to_cache(step_.pending().size(), more.size());
+    const std::size_t foretold = step_.tokens_to_cache(more.size());
     whole.resize(step_.append(pool, more));
     require(whole.size() == foretold, "append caches as many tokens as it foretold");
     model_.prefill(whole);
@@ -147,7 +147,7 @@ class Loop {
     count = std::min({count, length(cached_), Step::max_pending - length(step_.pending())});
     cached_.resize(cached_.size() - at(count));
     model_.truncate(cached_.size());
-    step_.resume(cached_.size(), std::span(text_).subspan(cached_.size()));
+    step_.rewind(cached_.size(), text_);
     check_boundary();
   }
 

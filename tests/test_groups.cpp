@@ -115,8 +115,9 @@ void compare(const Who& who, int texts) {
         Tokens more(static_cast<std::size_t>(below(2 * s.max_pending)));
         for (Token& t : more) t = below(options.vocabulary);
         const Tokens pending(s.pending, s.pending + s.pending_count);
+        const int room = 1 + below(s.max_pending);
         both([&](const auto& g, auto& m) {
-          detail::append(g, m.state(), m.pool(), more.data(), static_cast<int>(more.size()), *m.scratch);
+          detail::append(g, m.state(), m.pool(), more.data(), static_cast<int>(more.size()), room, *m.scratch);
         });
         if (static_cast<std::size_t>(s.context_size) > model.context_size()) {
           model.prefill(pending);

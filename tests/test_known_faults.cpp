@@ -221,7 +221,7 @@ TEST_CASE("an end token inside an accepted block ends the block; nothing behind 
     Decoder<OracleModel<Token>> decoder(model, how);
     Tokens whole = prompt;
     whole.insert(whole.end(), all.begin(), all.end());
-    decoder.pool().add_text(whole);  // the whole text is drafted at once
+    decoder.add_text(whole);  // the whole text is drafted at once
     Tokens text;
     int blocks = 0;
     const Generation g = decoder.generate(prompt, 40, [&](std::span<const Token> block) {
@@ -279,7 +279,7 @@ TEST_CASE("a length limit in the middle of a block is exact, and nothing beyond 
     DecoderOptions<Token> how = with_window();
     how.keep_pool = true;
     Decoder<Recorder> decoder(model, how);
-    decoder.pool().add_text(whole);
+    decoder.add_text(whole);
     Tokens text;
     const Generation g = decoder.generate(prompt, limit, Keep{text});
     CHECK(g.stop == StopReason::max_tokens);

@@ -6,6 +6,7 @@
 #include <doctest/doctest.h>
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "no_alloc.hpp"
 
@@ -43,13 +44,15 @@ OracleOptions repetitive() {
 
 }  // namespace
 
-TEST_CASE("plan, resolve, accept, abandon, apply, append, resume, fork: no allocation") {
+TEST_CASE("plan, resolve, accept, abandon, apply, append, rewind, fork: no allocation") {
   using Step = Lookahead<7, 5, 7>;
   OracleModel<Token> model(repetitive());
   NGramPool<Token> pool(4096);
   const auto step = std::make_unique<Step>();
   const auto tree = std::make_unique<Step::Tree>();
   std::size_t tokens = 0;
+  std::vector<Token> text(prompt.begin(), prompt.end());
+  text.reserve(40000);
 
   const std::size_t before = allocation_count();
   model.prefill(std::span(prompt).first(prompt.size() - 1));
@@ -68,15 +71,15 @@ TEST_CASE("plan, resolve, accept, abandon, apply, append, resume, fork: no alloc
                                   [](Token) { return false; });
     if (i % 7 == 0) proposal = step->accept(1);
     tokens += proposal.tokens.size();
+    text.insert(text.end(), proposal.tokens.begin(), proposal.tokens.end());
     step->apply(pool, model.commit(proposal.path));
     if (i % 50 == 0) {
       const Step copy = step->fork();
       *step = copy;
       const std::size_t gained = step->append(pool, std::span(more).first(3));
       REQUIRE(gained == 0);
-      std::array<Token, Step::max_pending> pending;
-      std::ranges::copy(step->pending(), pending.begin());
-      step->resume(step->context_size(), std::span(pending).first(step->pending().size()));
+      text.insert(text.end(), more.begin(), more.begin() + 3);
+      step->rewind(step->context_size(), text);
     }
     if (i == 400) pool.reset();
   }

@@ -374,7 +374,7 @@ TEST_CASE("foreign texts and tiny pools never change what is generated") {
     if (random.below(3) == 0) decoder_options.shape.mode = ShapeMode::published;
     Decoder<Oracle, 3, 4, 5> decoder(model, decoder_options);
     for (int i = 0; i < 3; ++i) {
-      decoder.pool().add_text(random.tokens(random.below(300), options.vocabulary));
+      decoder.add_text(random.tokens(random.below(300), options.vocabulary));
       Tokens text;
       decoder.generate(prompt, 60,
                        [&](std::span<const Token> block) { text.insert(text.end(), block.begin(), block.end()); });

@@ -126,7 +126,7 @@ TEST_CASE("cells and n-grams are those of the naive window") {
 TEST_CASE("a window starts as one chain of prompt tokens at a seeded place") {
   using Window = JacobiWindow<4, 5>;
   constexpr int segment = 4 + 5 - 2;
-  for (const int count : {1, 2, 6, 8, 20}) {
+  for (const int count : {1, 2, 6, 7, 8, 20}) {
     CAPTURE(count);
     Tokens prompt(at(count));
     std::iota(prompt.begin(), prompt.end(), 100);

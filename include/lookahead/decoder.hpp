@@ -78,8 +78,9 @@ struct Generation {
 /// Decodes with one model, in fewer forward passes than one a token; the output equals plain decoding's, token for
 /// token, for every model that satisfies the exactness axiom (see `ForwardsTrees`).
 ///
-/// The decoder owns its pool and allocates at construction only. It uses the model's context exclusively between
-/// `start` and the last step. One decoder serves one text at a time, on one thread.
+/// The decoder owns its pool and allocates at construction and in `start`; a step allocates nothing, except where a
+/// text outgrows what the model had room for at its start, or 2^20 tokens. It uses the model's context exclusively
+/// between `start` and the last step. One decoder serves one text at a time, on one thread.
 ///
 /// A sink is called with each block of accepted tokens, `sink(std::span<const token_type>)`, or, if it takes no blocks,
 /// with one token after the other, `sink(token_type)`.
@@ -99,7 +100,7 @@ class Decoder {
   /// Throws InvalidArgument for rows = 0, an end token outside the vocabulary, or an impossible pool size.
   explicit Decoder(M& model, Options options = {}, V verify = V{})
       : model_(model), options_(std::move(options)), verify_(std::move(verify)), pool_(options_.pool_slots) {
-    if (options_.rows == 0) throw InvalidArgument("a step of 0 rows: pass at least 1, which is plain decoding");
+    check_rows(options_.rows);
     check_tokens(options_.end_tokens, "end token");
   }
 
@@ -135,12 +136,12 @@ class Decoder {
     check_tokens(tokens, "token");
     if (tokens.empty()) return;
     check_context();
-    const std::size_t pending = step_.pending().size();
-    check_room(pending + tokens.size() - 1, model_.free_slots());
+    check_room(step_.pending().size() + tokens.size() - 1, model_.free_slots());
     reserve(tokens.size());
     observe(tokens);
-    if (Step::tokens_to_cache(pending, tokens.size()) > 0) prefill(step_.pending(), tokens.first(tokens.size() - 1));
-    step_.append(pool_, tokens);
+    const std::size_t room = std::min<std::size_t>(options_.rows, model_.max_rows());
+    if (step_.tokens_to_cache(tokens.size(), room) > 0) prefill(step_.pending(), tokens.first(tokens.size() - 1));
+    step_.append(pool_, tokens, room);
     text_.insert(text_.end(), tokens.begin(), tokens.end());
     stop_ = StopReason::running;
   }
@@ -172,12 +173,13 @@ class Decoder {
   }
 
   /// One step. Reports at most `max_tokens` tokens to the sink, as one block; no call where there are none. Returns why
-  /// the text ended, or `running`. Once an end token or the sink has ended the text it does nothing until there is more
-  /// input.
+  /// the text ended, or `running`, also after `max_tokens`. Once an end token or the sink has ended the text it does
+  /// nothing until there is more input.
   template <class Sink>
   StopReason step(std::size_t max_tokens, Sink&& sink) {
     require_text();
     const std::span<const token_type> block = advance(max_tokens, sink);
+    if (stop_ == StopReason::max_tokens) stop_ = StopReason::running;
     report_to(sink, block);
     return stop_;
   }
@@ -191,8 +193,8 @@ class Decoder {
     do {
       const bool cancelled = interrupt.cancel.stop_requested();
       if (cancelled || std::chrono::steady_clock::now() >= interrupt.deadline) {
-        total.stop = cancelled ? StopReason::cancelled : StopReason::deadline;
-        return total;
+        if (!ended()) stop_ = cancelled ? StopReason::cancelled : StopReason::deadline;
+        break;
       }
       const std::span<const token_type> block = advance(max_tokens - total.tokens, sink);
       if (stepped_) {
@@ -230,10 +232,21 @@ class Decoder {
 
   /// Options that may change between steps: what a step spends never changes the text.
   void set_shape(const Shape& shape) noexcept { options_.shape = shape; }
-  void set_rows(std::size_t rows) noexcept { options_.rows = rows > 0 ? rows : 1; }
 
-  /// The pool, to add texts before a request (with `keep_pool`).
-  [[nodiscard]] NGramPool<token_type>& pool() noexcept { return pool_; }
+  /// Throws InvalidArgument for 0.
+  void set_rows(std::size_t rows) {
+    check_rows(rows);
+    options_.rows = rows;
+  }
+
+  /// Files a text in the pool, a corpus for example; with `keep_pool` also before the first request.
+  /// Throws InvalidArgument for a token outside the vocabulary. O(text.size()).
+  void add_text(std::span<const token_type> text) {
+    check_tokens(text, "token");
+    pool_.add_text(text);
+  }
+
+  [[nodiscard]] const NGramPool<token_type>& pool() const noexcept { return pool_; }
 
   /// The text so far, prompt included.
   [[nodiscard]] std::span<const token_type> text() const noexcept { return text_; }
@@ -319,13 +332,16 @@ class Decoder {
   template <class Sink>
   std::span<const token_type> advance(std::size_t max_tokens, Sink& sink) {
     stepped_ = false;
-    if (stop_ == StopReason::end_token || stop_ == StopReason::sink) return {};
+    if (ended()) return {};
     stop_ = StopReason::running;
     if (max_tokens == 0) {
       stop_ = StopReason::max_tokens;
       return {};
     }
     check_context();
+    if (model_.max_rows() == 0 || model_.max_logit_rows() == 0)
+      throw ContractViolation("the model takes " + std::to_string(model_.max_rows()) + " rows and " +
+                              std::to_string(model_.max_logit_rows()) + " wanted rows: both must be at least 1");
     const std::size_t free = model_.free_slots();
     if (free == 0) {
       stop_ = StopReason::out_of_room;
@@ -412,6 +428,13 @@ class Decoder {
   /// Room for `count` more tokens of text, so that adding them cannot fail.
   void reserve(std::size_t count) {
     if (text_.capacity() - text_.size() < count) text_.reserve(std::max(2 * text_.capacity(), text_.size() + count));
+  }
+
+  /// Whether only more input lets the text go on.
+  [[nodiscard]] bool ended() const noexcept { return stop_ == StopReason::end_token || stop_ == StopReason::sink; }
+
+  static void check_rows(std::size_t rows) {
+    if (rows == 0) throw InvalidArgument("a step of 0 rows: pass at least 1, which is plain decoding");
   }
 
   void require_text() const {

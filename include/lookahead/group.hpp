@@ -14,6 +14,25 @@
 
 namespace lookahead {
 
+/// 32 lanes that work on one thing. Every member is called by all lanes with the same arguments, gives the same value
+/// to all, and what one call stored is seen by all lanes in the next. Control flow is the same in all lanes.
+/// 1. `rank()` numbers the tile among the `count()` tiles of its group.
+/// 2. `match(words, mask, value)`: bit i is set where (words[i] & mask) == value. Shape of words: [32], 16-byte
+/// aligned.
+/// 3. `oldest(words)` is the lane of the smallest word, the lowest lane on ties.
+/// 4. `store(word, value)` and `load(word)`: one lane writes, or reads for all.
+/// 5. `leads()` is true in one lane: the one that writes what the tile has found.
+template <class T>
+concept Tile = requires(const T& t, const std::uint32_t* words, std::uint32_t* word) {
+  { t.rank() } -> std::same_as<int>;
+  { t.count() } -> std::same_as<int>;
+  { t.match(words, 1U, 1U) } -> std::same_as<std::uint32_t>;
+  { t.oldest(words) } -> std::same_as<int>;
+  { t.load(words) } -> std::same_as<std::uint32_t>;
+  t.store(word, 1U);
+  { t.leads() } -> std::same_as<bool>;
+};
+
 /// Threads that run one algorithm together. Every member is called by all threads of the group, in the same order.
 /// 1. `rank()` is in `[0, size())`, distinct for each thread.
 /// 2. After `sync()` each thread sees what every thread wrote before it.
@@ -27,17 +46,16 @@ concept Group = requires(const G& g, int* a, std::uint64_t* k, int n) {
   g.sync();
   { g.exclusive_sum(a, n) } -> std::same_as<int>;
   g.sort(k, n);
-  g.tile();
+  { g.tile() } -> Tile;
 };
 
-/// 32 lanes that read one plane of a pool set together; on a host, a loop that the compiler turns into vector code.
-/// Every member gives the same value to all lanes.
+/// A tile of one thread: a loop over the lanes that the compiler turns into vector code.
 struct SerialTile {
-  /// Number of this tile in its group, and of tiles in the group.
   [[nodiscard]] LOOKAHEAD_HD int rank() const { return tile_rank; }
   [[nodiscard]] LOOKAHEAD_HD int count() const { return tile_count; }
 
-  /// Bit i is set where (words[i] & mask) == value. Shape of words: [32], 16-byte aligned.
+  [[nodiscard]] LOOKAHEAD_HD bool leads() const { return true; }
+
   [[nodiscard]] LOOKAHEAD_HD std::uint32_t match(const std::uint32_t* words, std::uint32_t mask,
                                                  std::uint32_t value) const {
 #if defined(__SSE2__) && !defined(__CUDA_ARCH__)
@@ -60,17 +78,14 @@ struct SerialTile {
 #endif
   }
 
-  /// The lane with the smallest word, the lowest lane on ties.
   [[nodiscard]] LOOKAHEAD_HD int oldest(const std::uint32_t* words) const {
     int lane = 0;
     for (int i = 1; i < 32; ++i) lane = words[i] < words[lane] ? i : lane;
     return lane;
   }
 
-  /// One lane writes a word.
   LOOKAHEAD_HD void store(std::uint32_t* word, std::uint32_t value) const { *word = value; }
 
-  /// One lane reads a word for all.
   [[nodiscard]] LOOKAHEAD_HD std::uint32_t load(const std::uint32_t* word) const { return *word; }
 
   int tile_rank = 0, tile_count = 1;

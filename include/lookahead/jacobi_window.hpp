@@ -30,7 +30,7 @@ struct JacobiWindow {
   /// columns then merge into one chain. Precondition: count >= 1.
   LOOKAHEAD_HD void start(const Token* prompt, int count, std::uint64_t seed) {
     constexpr int length = W + N - 2;
-    const int places = count > length ? count - length + 1 : count;
+    const int places = count >= length ? count - length + 1 : count;
     seed = (seed ^ (seed >> 30)) * 0xBF58476D1CE4E5B9U;
     seed = (seed ^ (seed >> 27)) * 0x94D049BB133111EBU;
     const int place = static_cast<int>((seed ^ (seed >> 31)) % static_cast<std::uint64_t>(places));

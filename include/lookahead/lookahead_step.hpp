@@ -58,7 +58,7 @@ class Lookahead {
 
   /// Begins a request. All prompt tokens but the last must be in the engine's context before the engine evaluates the
   /// first tree; the last is the root. `seed` picks the window's first guesses. The pool is used as it is.
-  /// Precondition: the prompt is not empty. O(prompt.size()).
+  /// Precondition: the prompt has 1 to 2^30 tokens. O(prompt.size()).
   void start(Pool& pool, std::span<const Token> prompt, std::uint64_t seed = 0) noexcept {
     assert(!prompt.empty());
     Scratch scratch;
@@ -68,47 +68,44 @@ class Lookahead {
 
   /// More input for the same request, behind everything reported so far. Returns how many tokens, counted from the end
   /// of the engine's context (the pending chain first, then `tokens`), must be appended to that context before the next
-  /// tree is evaluated: 0 where the pending chain can take them all. Precondition: no step is planned.
-  /// O(tokens.size()).
-  std::size_t append(Pool& pool, std::span<const Token> tokens) noexcept {
-    assert(!planned_);
+  /// tree is evaluated: 0 where the pending chain takes them all, which it does as long as it then has at most `room`
+  /// tokens (the rows that a step may have, so that one step evaluates it). Precondition: `start` was called and no
+  /// step is planned. O(tokens.size()).
+  std::size_t append(Pool& pool, std::span<const Token> tokens, std::size_t room = max_pending) noexcept {
+    assert(!planned_ && state_.pending_count > 0);
     Scratch scratch;
-    return static_cast<std::size_t>(
-        detail::append(SerialGroup{}, state_, pool.ref(), tokens.data(), static_cast<int>(tokens.size()), scratch));
+    return static_cast<std::size_t>(detail::append(SerialGroup{}, state_, pool.ref(), tokens.data(),
+                                                   static_cast<int>(tokens.size()), bounded(room), scratch));
   }
 
-  /// What `append` will return for `count` more tokens behind a pending chain of `pending`, so that an engine which may
-  /// fail can be asked first.
-  [[nodiscard]] static constexpr std::size_t tokens_to_cache(std::size_t pending, std::size_t count) noexcept {
-    return count == 0 || pending + count <= static_cast<std::size_t>(max_pending) ? 0 : pending + count - 1;
-  }
-
-  /// After the engine lost a part of its cache: the context now holds `context_size` tokens, and `pending` are the
-  /// reported tokens behind them. Preconditions: no step is planned; 1 <= pending.size() <= max_pending; the last is
-  /// the root.
-  void resume(std::size_t context_size, std::span<const Token> pending) noexcept {
-    assert(!planned_ && !pending.empty() && pending.size() <= static_cast<std::size_t>(max_pending));
-    state_.context_size = static_cast<std::int32_t>(context_size);
-    state_.pending_count = static_cast<std::int32_t>(pending.size());
-    for (std::size_t i = 0; i < pending.size(); ++i) state_.pending[i] = pending[i];
+  /// What `append` will return for `count` more tokens, so that an engine which may fail can be asked first.
+  [[nodiscard]] std::size_t tokens_to_cache(std::size_t count, std::size_t room = max_pending) const noexcept {
+    return count == 0 ? 0
+                      : static_cast<std::size_t>(
+                            detail::gained_by<State>(state_.pending_count, static_cast<int>(count), bounded(room)));
   }
 
   /// Sets the request back, or on, to where its text is `text`: all reported tokens up to some point, prompt included,
   /// of which the engine's context holds the first `context_size`. The others are the pending chain, whose last token
-  /// is the root. Preconditions: no step is planned; 1 <= text.size() - context_size <= max_pending.
+  /// is the root. After an engine lost a part of its cache, `text` is what it was. Preconditions: no step is planned;
+  /// 1 <= text.size() - context_size <= max_pending.
   void rewind(std::size_t context_size, std::span<const Token> text) noexcept {
-    const std::size_t tail = std::min<std::size_t>(text.size(), max_context_length);
-    resume(context_size, text.subspan(context_size));
-    state_.tail.count = static_cast<std::int32_t>(tail);
-    std::copy(text.end() - static_cast<std::ptrdiff_t>(tail), text.end(), state_.tail.token);
+    assert(!planned_ && text.size() > context_size && text.size() - context_size <= std::size_t{max_pending});
+    const std::span<const Token> pending = text.subspan(context_size);
+    const std::span<const Token> tail = text.last(std::min<std::size_t>(text.size(), max_context_length));
+    state_.context_size = static_cast<std::int32_t>(context_size);
+    state_.pending_count = static_cast<std::int32_t>(pending.size());
+    std::copy(pending.begin(), pending.end(), state_.pending);
+    state_.tail.count = static_cast<std::int32_t>(tail.size());
+    std::copy(tail.begin(), tail.end(), state_.tail.token);
     state_.window.cell[0][0] = text.back();
   }
 
   /// Writes the tree of the next step into `out`. With fewer rows allowed than are pending, the tree holds the first of
-  /// them, wants no logits and yields no token; with no row allowed it is empty. Same state, pool and arguments, same
-  /// tree. Uses some 100 kilobytes of stack at (15, 5, 15). Precondition: no step is planned.
+  /// them, wants no logits and yields no token; with no row allowed it is empty. Same state, pool and arguments,
+  /// same tree. Preconditions: `start` was called and no step is planned.
   void plan(Pool& pool, const Shape& shape, const Limits& limits, Tree& out) noexcept {
-    assert(!planned_);
+    assert(!planned_ && state_.pending_count > 0);
     Scratch scratch;
     detail::plan(SerialGroup{}, state_, pool.ref(), shape, limits, out, scratch);
     tree_ = &out;
@@ -145,8 +142,8 @@ class Lookahead {
     return proposal();
   }
 
-  /// Drops the planned step, resolved or not, after a preemption for example: as if it had never been planned. The
-  /// engine must not commit.
+  /// Drops the planned step, resolved or not, after a preemption for example: as if it had never been planned, but for
+  /// the report. The engine must not commit.
   void abandon() noexcept {
     state_.path_count = state_.selected_count = 0;
     planned_ = resolved_ = false;
@@ -185,6 +182,12 @@ class Lookahead {
 
  private:
   using Scratch = detail::StepScratch<W, N, G, Token>;
+  static_assert(std::is_trivially_copyable_v<State> && std::is_trivially_default_constructible_v<State> &&
+                std::is_trivially_default_constructible_v<Scratch>);
+
+  [[nodiscard]] static constexpr int bounded(std::size_t room) noexcept {
+    return static_cast<int>(std::min(room, std::size_t{max_pending}));
+  }
 
   [[nodiscard]] Proposal<Token> proposal() const noexcept {
     return {{state_.path, static_cast<std::size_t>(state_.path_count)},

@@ -83,7 +83,7 @@ concept TopTokensModel = HasTokenType<M> && requires(M& m, int row, std::span<ty
   { m.top_tokens(row, out) } -> std::convertible_to<std::size_t>;
 };
 
-/// `m.logits(row)` are the raw logits of a wanted row. Shape [vocabulary()].
+/// `m.logits(row)` are the raw logits of a wanted row; none is NaN. Shape [vocabulary()].
 template <class M>
 concept LogitsModel = requires(M& m, int row) {
   { m.logits(row) } -> std::convertible_to<std::span<const float>>;

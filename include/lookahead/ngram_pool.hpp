@@ -38,6 +38,19 @@ class ContextHash {
   int length_ = 0;
 };
 
+/// The hashes of the contexts that end at a place in a text, shortest first; returns how many there are. `back(t)`
+/// gives the token before the last one that it gave, the newest first, and false where there is none.
+template <class Back>
+LOOKAHEAD_HD int hash_contexts(const Back& back, std::uint64_t* out) {
+  ContextHash hash;
+  int count = 0;
+  for (std::uint32_t t = 0; count < context_length_count && back(t);) {
+    hash.push(t);
+    if (hash.length() == context_length(count)) out[count++] = hash.value();
+  }
+  return count;
+}
+
 /// 32 slots as planes, so that 32 lanes read a plane as one 128-byte line. A key is the fingerprint of a context (27
 /// bits), the source (2) and, for recycled entries, the rank (3). A slot whose stamp is at or below the floor is empty.
 struct alignas(128) PoolSet {
@@ -122,7 +135,7 @@ struct NGramPoolRef {
   }
 
   /// Files `count` things in order, by all threads of the group; a set belongs to one tile, which keeps the order.
-  template <class Gr>
+  LOOKAHEAD_GROUP_FN template <class Gr>
   LOOKAHEAD_HD void insert_all(const Gr& g, const PoolInsert* what, int count) const {
     if (clock->now > last_stamp) empty(g);
     const auto tile = g.tile();
@@ -139,7 +152,7 @@ struct NGramPoolRef {
   }
 
  private:
-  template <class Gr>
+  LOOKAHEAD_GROUP_FN template <class Gr>
   LOOKAHEAD_HD void empty(const Gr& g) const {
     for (std::uint32_t s = static_cast<std::uint32_t>(g.rank()); s < set_count;
          s += static_cast<std::uint32_t>(g.size()))
@@ -175,7 +188,7 @@ struct TextScratch {
 
 /// Files `count` tokens that follow the text that ends in `tail`, each under its contexts, in order; moves `tail`
 /// along.
-template <class Gr, class Token>
+LOOKAHEAD_GROUP_FN template <class Gr, class Token>
 LOOKAHEAD_HD void file_text(const Gr& g, const NGramPoolRef& pool, TextTail<Token>& tail, const Token* tokens,
                             int count, TextScratch<Token>& scratch) {
   for (int done = 0; done < count; done += TextScratch<Token>::chunk) {
@@ -185,22 +198,22 @@ LOOKAHEAD_HD void file_text(const Gr& g, const NGramPoolRef& pool, TextTail<Toke
       scratch.text[i] = i < before ? tail.token[i] : tokens[done + i - before];
     g.sync();
     for (int i = g.rank(); i < m; i += g.size()) {
-      ContextHash hash;
-      int index = 0;
-      for (int j = before + i - 1; index < context_length_count; --j) {
-        PoolInsert& insert = scratch.inserts[i * context_length_count + index];
-        if (j < 0) {
-          insert.count = 0;
-          ++index;
-          continue;
-        }
-        hash.push(static_cast<std::uint32_t>(scratch.text[j]));
-        if (hash.length() != context_length(index)) continue;
-        insert.context = hash.value();
+      std::uint64_t contexts[context_length_count];
+      int j = before + i;
+      const int found = hash_contexts(
+          [&](std::uint32_t& t) {
+            if (j == 0) return false;
+            t = static_cast<std::uint32_t>(scratch.text[--j]);
+            return true;
+          },
+          contexts);
+      for (int k = 0; k < context_length_count; ++k) {
+        PoolInsert& insert = scratch.inserts[i * context_length_count + k];
+        insert.count = k < found ? 1 : 0;
+        if (k >= found) continue;
+        insert.context = contexts[k];
         insert.source = Source::text;
-        insert.count = 1;
         insert.token[0] = static_cast<std::uint32_t>(scratch.text[before + i]);
-        ++index;
       }
     }
     g.sync();
@@ -217,7 +230,7 @@ LOOKAHEAD_HD void file_text(const Gr& g, const NGramPoolRef& pool, TextTail<Toke
 /// *context*) and gives the next token. `Lookahead` fills and reads it; a caller may add texts of its own.
 ///
 /// Set-associative: the hash of (context length, context) picks a set of 32 slots, and the oldest entry of a full set
-/// goes. It allocates at construction only. A wrong entry costs at most a wasted row, never a wrong token.
+/// goes. It allocates at construction only. An entry that misleads costs at most a wasted row, never a wrong token.
 template <class Token = std::int32_t>
 class NGramPool {
   static_assert(sizeof(Token) <= 4, "Tokens have at most 32 bits: map yours to an integer of that size.");
@@ -238,6 +251,8 @@ class NGramPool {
   void reset() noexcept { clock_.floor = clock_.now; }
 
   /// Files a text that is independent of all others, a corpus for example. O(text.size()), no allocation.
+  /// Precondition: the tokens are in the vocabulary of every model that drafts from this pool (`Decoder::add_text`
+  /// checks).
   void add_text(std::span<const Token> text) noexcept {
     TextTail<Token> tail{};
     TextScratch<Token> scratch;

@@ -20,7 +20,7 @@ struct StepReport {
   std::int32_t logit_rows;      ///< rows that wanted logits
   std::int32_t published_rows;  ///< rows that the published method spends at this shape: W (N - 1) + G (N - 1)
   std::int32_t tokens;          ///< tokens that the step yielded
-  double expected;              ///< tokens that growth expected of it: 1 + the sum of the rows' reaches
+  double expected;  ///< tokens that growth expected of it: 1 + the sum of the rows' reaches; 1 without growth
   std::int16_t drafted[origin_count][Depths];   ///< rows behind the root
   std::int16_t accepted[origin_count][Depths];  ///< those of them on the accepted path
 };

@@ -53,26 +53,27 @@ struct CandidateList {
 template <class RowToken, class Token>
 LOOKAHEAD_HD int context_hashes(const RowToken* tokens, const std::int32_t* parents, int root, int row,
                                 const TextTail<Token>& tail, std::uint64_t* out) {
-  ContextHash hash;
-  int index = 0;
-  for (int text = tail.count - 1; index < context_length_count;) {
-    if (row > root) {
-      hash.push(static_cast<std::uint32_t>(tokens[row]));
-      row = parents[row];
-    } else if (text >= 0) {
-      hash.push(static_cast<std::uint32_t>(tail.token[text--]));
-    } else {
-      break;
-    }
-    if (hash.length() == context_length(index)) out[index++] = hash.value();
-  }
-  return index;
+  int text = tail.count;
+  return hash_contexts(
+      [&](std::uint32_t& t) {
+        if (row > root) {
+          t = static_cast<std::uint32_t>(tokens[row]);
+          row = parents[row];
+        } else if (text > 0) {
+          t = static_cast<std::uint32_t>(tail.token[--text]);
+        } else {
+          return false;
+        }
+        return true;
+      },
+      out);
 }
 
-/// Fills `list` with the candidates that the given contexts offer. `estimate(class, stamp)` rates one; 0 leaves it out.
+/// The candidates that the given contexts offer. `estimate(class, stamp)` rates one; 0 leaves it out.
 template <class Tile, class Estimate>
-LOOKAHEAD_HD void collect(const Tile& tile, const NGramPoolRef& pool, const std::uint64_t* contexts, int count,
-                          CandidateList& list, const Estimate& estimate) {
+LOOKAHEAD_HD CandidateList collect(const Tile& tile, const NGramPoolRef& pool, const std::uint64_t* contexts, int count,
+                                   const Estimate& estimate) {
+  CandidateList list;
   list.count = 0;
   for (int i = 0; i < count; ++i) {
     pool.for_each(tile, contexts[i], [&](Source source, int rank, std::uint32_t token, std::uint32_t stamp) {
@@ -81,6 +82,7 @@ LOOKAHEAD_HD void collect(const Tile& tile, const NGramPoolRef& pool, const std:
       if (rated != 0) list.add(rated, c, token);
     });
   }
+  return list;
 }
 
 }  // namespace lookahead::detail

@@ -78,9 +78,10 @@ LOOKAHEAD_HD void grow(const Gr& g, const NGramPoolRef& pool, const Estimates& e
       const int node = s.frontier[f];
       std::uint64_t contexts[context_length_count];
       const int count = context_hashes(s.token, s.parent, root, node, tail, contexts);
-      CandidateList& list = s.list[f];
-      collect(tile, pool, contexts, count, list,
-              [&](CandidateClass c, std::uint32_t) { return estimates.probability[c.id]; });
+      const CandidateList list = collect(tile, pool, contexts, count,
+                                         [&](CandidateClass c, std::uint32_t) { return estimates.probability[c.id]; });
+      if (!tile.leads()) continue;
+      s.list[f] = list;
       // Each gets its estimate times the chance that no better one was right; a parent's reach is never exceeded.
       std::uint64_t rest = s.reach[node];
       for (int i = 0; i < width; ++i) {

@@ -46,20 +46,23 @@ LOOKAHEAD_HD void enumerate(const Gr& g, const NGramPoolRef& pool, Token root, i
     const auto tile = g.tile();
     for (int i = tile.rank(); i < s.count; i += tile.count()) {
       const Guess<D>& guess = s.guess[i];
-      s.list[i].count = 0;
-      if (guess.length < depth) continue;  // a leaf already
-      // The longest context of each source that begins at the root or behind it.
-      ContextHash hash;
+      // The longest context of each source that begins at the root or behind it; none for a chain that is a leaf
+      // already.
       std::uint64_t contexts[context_length_count];
-      int count = 0;
-      for (int k = 0; k <= depth && count < context_length_count; ++k) {
-        hash.push(k < depth ? guess.token[depth - 1 - k] : static_cast<std::uint32_t>(root));
-        if (hash.length() == context_length(count)) contexts[count++] = hash.value();
-      }
-      collect(tile, pool, contexts, count, s.list[i], [&](CandidateClass c, std::uint32_t stamp) {
+      int k = guess.length < depth ? -1 : depth;
+      const int count = hash_contexts(
+          [&](std::uint32_t& t) {
+            if (k < 0) return false;
+            t = k > 0 ? guess.token[k - 1] : static_cast<std::uint32_t>(root);
+            --k;
+            return true;
+          },
+          contexts);
+      const CandidateList list = collect(tile, pool, contexts, count, [&](CandidateClass c, std::uint32_t stamp) {
         const int longest = c.source() == Source::window && count > 3 ? 3 : count;
         return c.source() == Source::recycled || c.length_index() != longest - 1 ? 0U : stamp;
       });
+      if (tile.leads()) s.list[i] = list;
     }
     g.sync();
     if (g.rank() == 0) {

@@ -21,6 +21,13 @@ namespace lookahead::detail {
 LOOKAHEAD_HD constexpr int min(int a, int b) { return a < b ? a : b; }
 LOOKAHEAD_HD constexpr int max(int a, int b) { return a > b ? a : b; }
 
+/// A shape as far as the limits allow it. Trivial, as all that may lie in shared memory.
+struct FittedShape {
+  std::int32_t w, n, g;
+  ShapeMode mode;
+  bool slide;
+};
+
 /// Everything that a request carries from step to step. Trivial.
 template <int W, int N, int G, class Token>
 struct StepState {
@@ -28,7 +35,6 @@ struct StepState {
   static constexpr int max_block = max(W + N - 2, 1 + max_depth);
   static constexpr int max_pending = max_block;
   static constexpr int max_rows = max_pending + (W + G) * (N - 1);
-  static constexpr int max_guess = N - 1;
   static constexpr int recycled = 8;  ///< tokens read from each row for the pool
 
   JacobiWindow<W, N, Token> window;
@@ -38,7 +44,7 @@ struct StepState {
   std::int32_t pending_count, context_size;
 
   // The planned step.
-  Shape shape;  ///< as far as the limits allowed it; w = 0 where the window is off
+  FittedShape shape;  ///< w = 0 where the window is off
   std::int32_t tokens_left;
   std::int32_t cell_row[N - 1][W];
   RowNotes<max_rows> notes;
@@ -66,7 +72,7 @@ struct StepScratch {
   struct Plan {
     PlantScratch<Token, max(1 + W, G)> plant;
     GuessScratch<max(G, 1), N - 1> guesses;
-    GrowthScratch<rows> growth;
+    GrowthScratch<(G > 0 ? rows : 1)> growth;
   };
   struct Apply {
     CandidateList list[StepState<W, N, G, Token>::max_block];
@@ -98,21 +104,27 @@ LOOKAHEAD_HD void start(const Gr& g, StepState<W, N, G, Token>& s, const NGramPo
   file_text(g, pool, s.tail, prompt, count, scratch.apply.text);
 }
 
+/// How many tokens the context gains by `count` more tokens behind a pending chain of `pending`: none where the chain
+/// may take them all, at most `room` of them; else all but the last.
+template <class State>
+LOOKAHEAD_HD constexpr int gained_by(int pending, int count, int room) {
+  // The first condition follows from the second; it keeps g++ from warning where `count` is a constant.
+  const bool fits = count < State::max_pending && count <= min(room, State::max_pending) - pending;
+  return fits ? 0 : pending + count - 1;
+}
+
 /// More input: the pending chain takes it where it fits; else all but the last token belongs to the context.
 /// Returns how many tokens the context gained.
 LOOKAHEAD_GROUP_FN template <Group Gr, int W, int N, int G, class Token>
 LOOKAHEAD_HD int append(const Gr& g, StepState<W, N, G, Token>& s, const NGramPoolRef& pool, const Token* tokens,
-                        int count, StepScratch<W, N, G, Token>& scratch) {
+                        int count, int room, StepScratch<W, N, G, Token>& scratch) {
   if (count == 0) return 0;
-  const int total = s.pending_count + count;
-  // The first condition follows from the second; it keeps g++ from warning where `count` is a constant.
-  const bool fits = count < s.max_pending && total <= s.max_pending;
-  const int gained = fits ? 0 : total - 1;
+  const int gained = gained_by<StepState<W, N, G, Token>>(s.pending_count, count, room);
   g.sync();
   if (g.rank() == 0) {
-    if (fits) {
+    if (gained == 0) {
       for (int i = 0; i < count; ++i) s.pending[s.pending_count + i] = tokens[i];
-      s.pending_count = total;
+      s.pending_count += count;
     } else {
       s.pending[0] = tokens[count - 1];
       s.pending_count = 1;
@@ -127,18 +139,17 @@ LOOKAHEAD_HD int append(const Gr& g, StepState<W, N, G, Token>& s, const NGramPo
 
 /// The largest part of `shape` that the limits allow. `rows` and `logits` count the root.
 template <int W, int N, int G>
-LOOKAHEAD_HD Shape fit(Shape shape, int rows, int logits, int depth, int tokens_left) {
-  shape.w = max(0, min(shape.w, W));
-  shape.n = max(2, min(shape.n, N));
-  shape.g = max(0, min(shape.g, G));
+LOOKAHEAD_HD FittedShape fit(const Shape& wanted, int rows, int logits, int depth, int tokens_left) {
+  FittedShape shape{max(0, min(wanted.w, W)), max(2, min(wanted.n, N)), max(0, min(wanted.g, G)), wanted.mode,
+                    wanted.slide};
   // A window serves the steps to come: with one token left there are none.
   const int by_logits = shape.n == 2 ? logits : (logits - shape.n + 3) / 2;  // w + (w - 1) + (n - 2) rows want logits
   shape.w = max(0, min(min(shape.w, rows / (shape.n - 1)), min(by_logits, depth - shape.n + 3)));
   if (rows <= 1 || tokens_left <= 1 || depth < shape.n - 2) shape.w = 0;
   if (depth < 1 || tokens_left <= 1) shape.g = 0;
   if (shape.mode == ShapeMode::published) {
-    const int wanted = shape.w == 0 ? 1 : shape.n == 2 ? shape.w : 2 * shape.w + shape.n - 3;
-    const int left = min(rows - max(1, shape.w * (shape.n - 1)), logits - wanted);
+    const int window = shape.w == 0 ? 1 : shape.n == 2 ? shape.w : 2 * shape.w + shape.n - 3;
+    const int left = min(rows - max(1, shape.w * (shape.n - 1)), logits - window);
     shape.g = max(0, min(shape.g, left / (shape.n - 1)));
   }
   return shape;
@@ -185,8 +196,12 @@ struct GuessChains {
 /// Writes the tree of the next step.
 LOOKAHEAD_GROUP_FN template <Group Gr, int W, int N, int G, class Token, int R>
 LOOKAHEAD_HD void plan(const Gr& g, StepState<W, N, G, Token>& s, const NGramPoolRef& pool, const Shape& shape,
-                       const Limits& limits, TokenTreeStorage<Token, R>& tree, StepScratch<W, N, G, Token>& scratch) {
+                       Limits limits, TokenTreeStorage<Token, R>& tree, StepScratch<W, N, G, Token>& scratch) {
   static_assert(R == StepState<W, N, G, Token>::max_rows);
+  // No limit beyond the number of rows says anything more, and none overflows.
+  limits.logit_rows = max(0, min(limits.logit_rows, R));
+  limits.depth = max(0, min(limits.depth, R));
+  limits.tokens_left = max(0, min(limits.tokens_left, R + 1));
   const int row_limit = max(0, min(limits.rows, R));
   const bool complete = row_limit >= s.pending_count && limits.logit_rows >= 1 && limits.tokens_left >= 1;
   // The root is never cached without being asked for a token.
@@ -196,7 +211,7 @@ LOOKAHEAD_HD void plan(const Gr& g, StepState<W, N, G, Token>& s, const NGramPoo
     tree.begin(s.context_size, s.pending, pending);
     if (complete) tree.want(tree.root);
     s.shape = complete ? fit<W, N, G>(shape, rows, limits.logit_rows, limits.depth, limits.tokens_left)
-                       : Shape{0, 2, 0, shape.mode, shape.slide};
+                       : FittedShape{0, 2, 0, shape.mode, shape.slide};
     s.tokens_left = limits.tokens_left;
     s.path_count = s.selected_count = 0;
     if (s.shape.w > 0) {
@@ -219,7 +234,7 @@ LOOKAHEAD_HD void plan(const Gr& g, StepState<W, N, G, Token>& s, const NGramPoo
         tree.want(s.cell_row[0][j]);
         tree.want(s.cell_row[n - 2][j]);
       }
-      for (int r = 1; r < min(n, N) - 2; ++r) tree.want(s.cell_row[r][0]);
+      for (int r = 1; r < min(n, N) - 2; ++r) tree.want(s.cell_row[r][0]);  // min: for g++ 12, as below
     }
     g.sync();
   }
@@ -329,8 +344,9 @@ LOOKAHEAD_HD void apply(const Gr& g, StepState<W, N, G, Token>& s, const NGramPo
     for (int i = tile.rank(); i < count; i += tile.count()) {
       std::uint64_t contexts[context_length_count];
       const int found = context_hashes(tree.token, tree.parent, root, s.path[root + i], s.tail, contexts);
-      collect(tile, pool, contexts, found, a.list[i],
-              [&](CandidateClass c, std::uint32_t) { return s.estimates.probability[c.id]; });
+      const CandidateList list = collect(
+          tile, pool, contexts, found, [&](CandidateClass c, std::uint32_t) { return s.estimates.probability[c.id]; });
+      if (tile.leads()) a.list[i] = list;
     }
     g.sync();
     if (g.rank() == 0) {
@@ -367,9 +383,10 @@ LOOKAHEAD_HD void apply(const Gr& g, StepState<W, N, G, Token>& s, const NGramPo
       const int found = context_hashes(tree.token, tree.parent, root, row, s.tail, contexts);
       for (int k = 0; k < 2; ++k) {
         PoolInsert& insert = a.inserts[2 * i + k];
+        insert.count = k >= found ? 0 : min(k == 0 ? 8 : 4, s.top_count[row]);
+        if (insert.count == 0) continue;
         insert.context = contexts[k];
         insert.source = Source::recycled;
-        insert.count = k >= found ? 0 : min(k == 0 ? 8 : 4, s.top_count[row]);
         for (int t = 0; t < insert.count; ++t) insert.token[t] = static_cast<std::uint32_t>(s.top[row][t]);
       }
     }
@@ -382,14 +399,22 @@ LOOKAHEAD_HD void apply(const Gr& g, StepState<W, N, G, Token>& s, const NGramPo
   g.sync();
   for (int j = g.rank(); j < w; j += g.size()) {
     for (int i = 1; i < n; ++i) {
-      ContextHash hash;
-      for (int k = 1; k <= longest; ++k) {
-        PoolInsert& insert = a.inserts[inserts + j * per_column + (i - 1) * longest + k - 1];
-        insert.count = k <= i && s.window.ripe(j) ? 1 : 0;
-        if (k > i) continue;
-        hash.push(static_cast<std::uint32_t>(s.window.cell[i - k][j]));
-        insert.context = hash.value();
+      std::uint64_t contexts[context_length_count];
+      int before = i;
+      const int found = hash_contexts(
+          [&](std::uint32_t& t) {
+            if (before == 0) return false;
+            t = static_cast<std::uint32_t>(s.window.cell[--before][j]);
+            return true;
+          },
+          contexts);
+      for (int k = 0; k < longest; ++k) {
+        PoolInsert& insert = a.inserts[inserts + j * per_column + (i - 1) * longest + k];
+        insert.count = k < found && s.window.ripe(j) ? 1 : 0;
+        if (insert.count == 0) continue;
+        insert.context = contexts[k];
         insert.source = Source::window;
+        // min: g++ 12 would warn of a level that n never reaches.
         insert.token[0] = static_cast<std::uint32_t>(i < n - 1 ? s.window.cell[min(i, N - 2)][j] : s.next[j]);
       }
     }
