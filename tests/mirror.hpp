@@ -336,7 +336,7 @@ class Mirror {
   }
 
   /// How much of the shape the limits allowed.
-  [[nodiscard]] const Shape& fitted() { return state_of(step_).shape; }
+  [[nodiscard]] const lookahead::detail::FittedShape& fitted() { return state_of(step_).shape; }
 
   /// A set of the library's pool is full: from now on it may forget what the naive pool keeps.
   [[nodiscard]] bool forgets() {

@@ -177,7 +177,7 @@ void decode(std::uint64_t seed, Seen& seen) {
   seen.steps += run_case<Step>(seed, most, [&](Mirror<Step>& m) {
     if (m.shape.mode != ShapeMode::published) return;
     const Rows planted = m.window_rows();
-    const Shape& fitted = m.fitted();
+    const auto& fitted = m.fitted();
     const int guess = fitted.n - 1, depth = std::min({guess, m.limits.depth, m.limits.tokens_left - 1});
     bool whole = true;
     for (int d = 1; d <= guess; ++d) whole = whole && length(m.pool.guesses(m.text.back(), d + 1, 1 << 20)) <= fitted.g;
@@ -255,7 +255,7 @@ TEST_CASE("as many guesses are planted as surely fit behind the window") {
     const Shape shape{random.below(9), random.below(8), random.below(9), ShapeMode::published, false};
     const Limits limits{random.below(60), random.below(60), random.below(14), random.below(4)};
     step.plan(pool, shape, limits, tree);
-    const Shape fitted = state_of(step).shape;
+    const auto fitted = state_of(step).shape;
     int wanted = fitted.w == 0 ? 1 : 0;
     for (int r = 0; r < fitted.n - 1; ++r)
       for (int j = 0; j < fitted.w; ++j) wanted += r == 0 || j == 0 || r == fitted.n - 2 ? 1 : 0;

@@ -473,7 +473,7 @@ TEST_CASE("a deadline: the run ends between two steps, and another goes on") {
   CHECK(g.stop == StopReason::deadline);
   CHECK(g.steps == 0);
   CHECK(text.empty());
-  CHECK(decoder.stop_reason() == StopReason::running);
+  CHECK(decoder.stop_reason() == StopReason::deadline);
 
   model.pause = 2000us;
   const auto deadline = std::chrono::steady_clock::now() + 30ms;

@@ -174,7 +174,7 @@ TEST_CASE("as many columns are planted as surely fit") {
     const Limits limits{random.below(40), random.below(20), random.below(14), random.below(4)};
     const int n = std::clamp(shape.n, 2, 5);
     step.plan(pool, shape, limits, tree);
-    const Shape fitted = state_of(step).shape;
+    const auto fitted = state_of(step).shape;
     const bool complete = limits.rows >= 1 && limits.logit_rows >= 1 && limits.tokens_left >= 1;
     INFO(shape.w << ' ' << shape.n << ": " << limits.rows << ' ' << limits.logit_rows << ' ' << limits.depth << ' '
                  << limits.tokens_left);
