@@ -108,9 +108,7 @@ LOOKAHEAD_HD void start(const Gr& g, StepState<W, N, G, Token>& s, const NGramPo
 /// may take them all, at most `room` of them; else all but the last.
 template <class State>
 LOOKAHEAD_HD constexpr int gained_by(int pending, int count, int room) {
-  // The first condition follows from the second; it keeps g++ from warning where `count` is a constant.
-  const bool fits = count < State::max_pending && count <= min(room, State::max_pending) - pending;
-  return fits ? 0 : pending + count - 1;
+  return count <= min(room, State::max_pending) - pending ? 0 : pending + count - 1;
 }
 
 /// More input: the pending chain takes it where it fits; else all but the last token belongs to the context.
@@ -122,7 +120,8 @@ LOOKAHEAD_HD int append(const Gr& g, StepState<W, N, G, Token>& s, const NGramPo
   const int gained = gained_by<StepState<W, N, G, Token>>(s.pending_count, count, room);
   g.sync();
   if (g.rank() == 0) {
-    if (gained == 0) {
+    // The second condition follows from the first; it keeps g++ from warning where `count` is a constant.
+    if (gained == 0 && count < s.max_pending) {
       for (int i = 0; i < count; ++i) s.pending[s.pending_count + i] = tokens[i];
       s.pending_count += count;
     } else {
