@@ -24,6 +24,7 @@
 #include <string_view>
 #include <system_error>
 #include <unistd.h>
+#include <variant>
 #include <vector>
 
 #include "chat_template.hpp"
@@ -45,7 +46,27 @@ using Clock = std::chrono::steady_clock;
 
 // The most that --window, --ngram and --guesses can ask for.
 constexpr int max_window = 15, max_ngram = 5, max_guesses = 15;
-using Decoder = lookahead::Decoder<LlamaEngine, max_window, max_ngram, max_guesses>;
+
+using Sampler = lookahead::SampleVerify<Token, lookahead::RepetitionPenalty>;
+using LogProbs = lookahead::LogProbs<Sampler>;
+
+// What the options ask for and no more: each has its price.
+struct Policy {
+  std::variant<lookahead::GreedyVerify, Sampler, LogProbs> choice{};
+
+  void observe(std::size_t position, std::span<const Token> tokens) {
+    std::visit(
+        [&](auto& policy) {
+          if constexpr (requires { policy.observe(position, tokens); }) policy.observe(position, tokens);
+        },
+        choice);
+  }
+  Token select(LlamaEngine& model, int row, std::int64_t position) {
+    return std::visit([&](auto& policy) { return policy.select(model, row, position); }, choice);
+  }
+};
+
+using Decoder = lookahead::Decoder<LlamaEngine, max_window, max_ngram, max_guesses, Policy>;
 constexpr int max_rows = Decoder::Step::max_rows;
 
 constexpr const char* bundled_model = LOOKAHEAD_BUNDLED_MODEL;
@@ -63,6 +84,10 @@ struct Options {
   int context = 0, threads = 0;
   std::optional<int> window, ngram, guesses, rows;
   std::uint64_t seed = 0;
+  lookahead::SampleOptions sampling{.temperature = 0};
+  float repeat_penalty = 1;
+  std::vector<std::string> stops;
+  std::optional<std::size_t> logprobs;
   bool raw = false, ignore_eos = false, plain = false, json = false;
 };
 
@@ -88,6 +113,12 @@ const CLI::Validator whole_number(
     },
     "");
 
+const CLI::Validator not_empty(
+    [](std::string& value) {
+      return value.empty() ? "an empty string would end every text at once; leave it out" : std::string();
+    },
+    "");
+
 void declare_options(CLI::App& app, Options& o) {
   auto* prompt =
       app.add_option("prompt,--prompt", o.prompt, "Text to complete; by default standard input, if it is redirected");
@@ -102,6 +133,30 @@ void declare_options(CLI::App& app, Options& o) {
   app.add_option("--threads", o.threads, "Threads; 0: as many as the machine has")
       ->check(whole_number)
       ->capture_default_str();
+  auto* temperature =
+      app.add_option("--temperature", o.sampling.temperature, "Divides the logits; 0: greedy")->capture_default_str();
+  app.add_option("--top-k", o.sampling.top_k, "Only the best tokens, so many; 0: all")
+      ->check(whole_number)
+      ->needs(temperature)
+      ->capture_default_str();
+  app.add_option("--top-p", o.sampling.top_p, "Only the fewest best tokens that have this probability; 1: all")
+      ->needs(temperature)
+      ->capture_default_str();
+  app.add_option("--min-p", o.sampling.min_p, "Only tokens with this share of the best one's probability; 0: all")
+      ->needs(temperature)
+      ->capture_default_str();
+  app.add_option("--sample-seed", o.sampling.seed, "Same seed, same text")
+      ->check(whole_number)
+      ->needs(temperature)
+      ->capture_default_str();
+  app.add_option("--repeat-penalty", o.repeat_penalty,
+                 "Makes tokens less likely that are among the last 64; 1: no penalty")
+      ->capture_default_str();
+  app.add_option("--stop", o.stops, "Ends the text in front of this string; may be given several times")
+      ->check(not_empty)
+      ->allow_extra_args(false);
+  app.add_option("--logprobs", o.logprobs, "Lists each token's log-probability and so many alternatives")
+      ->check(whole_number);
   app.add_flag("--ignore-eos", o.ignore_eos, "Go on when the model ends its text");
   app.add_option("--shape", o.shape, "growth (rows by their chances) or published (the original method)")
       ->check(CLI::IsMember({"growth", "published"}))
@@ -208,9 +263,17 @@ class Screen {
   bool quiet_, terminal_ = false, colours_ = false, even_ = true;
 };
 
+struct LogProb {
+  lookahead::TokenLogProb<Token> chosen;
+  std::vector<lookahead::TokenLogProb<Token>> others;
+  [[nodiscard]] bool operator==(const LogProb&) const = default;
+};
+
 struct Outcome {
   lookahead::Generation total;
   std::vector<Token> tokens;
+  std::string text;  // what is shown: without a stop string
+  std::vector<LogProb> log_probs;
   double seconds = 0;  // of decoding alone: neither the prompt nor the display
 
   [[nodiscard]] double tokens_per_step() const { return ratio(total.tokens); }
@@ -227,19 +290,55 @@ struct Outcome {
   }
 };
 
-template <class Show>
-Outcome decode(Decoder& decoder, std::size_t max_tokens, Show&& show) {
+// The bytes of a token; some models have more rows of weights than tokens.
+std::string_view piece(const Tokenizer& tokenizer, Token token) {
+  return static_cast<std::size_t>(token) < tokenizer.vocabulary() ? tokenizer.piece(token) : std::string_view();
+}
+
+Outcome decode(Decoder& decoder, const Options& o, const Tokenizer& tokenizer, Screen& screen) {
   Outcome outcome;
-  Clock::duration shown{};
+  lookahead::TextStream stream([&](Token token) { return piece(tokenizer, token); },
+                               [&](std::string_view bytes) {
+                                 outcome.text += bytes;
+                                 screen.text(bytes);
+                               },
+                               o.stops);
+  struct Sink {
+    decltype(stream)& text;
+    Outcome& outcome;
+    Screen& screen;
+    Clock::duration shown{};
+
+    [[nodiscard]] lookahead::Admission admit(std::span<const Token> block) const { return text.admit(block); }
+    void operator()(std::span<const Token> block) {
+      const auto now = Clock::now();
+      outcome.tokens.insert(outcome.tokens.end(), block.begin(), block.end());
+      text(block);
+      screen.end_block();
+      shown += Clock::now() - now;
+    }
+  } sink{stream, outcome, screen};
   const auto begin = Clock::now();
-  outcome.total = decoder.run(max_tokens, [&](std::span<const Token> block) {
-    const auto now = Clock::now();
-    outcome.tokens.insert(outcome.tokens.end(), block.begin(), block.end());
-    show(block);
-    shown += Clock::now() - now;
-  });
-  outcome.seconds = std::chrono::duration<double>(Clock::now() - begin - shown).count();
+  outcome.total = decoder.run(o.max_tokens, sink);
+  outcome.seconds = std::chrono::duration<double>(Clock::now() - begin - sink.shown).count();
+  stream.finish();
+  if (const auto* records = std::get_if<LogProbs>(&decoder.verify().choice)) {
+    for (std::size_t i = decoder.text().size() - outcome.tokens.size(); i < decoder.text().size(); ++i) {
+      const auto others = records->alternatives(i);
+      outcome.log_probs.push_back({records->at(i), {others.begin(), others.end()}});
+    }
+  }
   return outcome;
+}
+
+Policy policy_of(const Options& o) {
+  if (!(o.repeat_penalty > 0))
+    throw lookahead::InvalidArgument("--repeat-penalty is " + std::to_string(o.repeat_penalty) +
+                                     ": choose a number above 0; 1 is no penalty");
+  const Sampler sampler(o.sampling, lookahead::RepetitionPenalty{.penalty = o.repeat_penalty});
+  if (o.logprobs) return {LogProbs(sampler, *o.logprobs)};
+  if (o.sampling.temperature > 0 || o.repeat_penalty != 1) return {sampler};
+  return {};
 }
 
 std::string fixed(double value, int decimals) {
@@ -256,12 +355,44 @@ std::string row(const char* name, const std::string& first, const std::string& s
   return line + "\n";
 }
 
+// A token in quotation marks, as JSON writes it.
+std::string quoted(const Tokenizer& tokenizer, Token token) {
+  return printable(Json(piece(tokenizer, token)).dump(-1, ' ', false, Json::error_handler_t::replace));
+}
+
+// A line a token: its log-probability, and the alternatives.
+std::string list(const std::vector<LogProb>& log_probs, const Tokenizer& tokenizer) {
+  std::string lines;
+  for (const LogProb& token : log_probs) {
+    lines += fixed(token.chosen.log_prob, 4) + "  " + quoted(tokenizer, token.chosen.token);
+    for (const auto& other : token.others)
+      lines += "    " + fixed(other.log_prob, 4) + " " + quoted(tokenizer, other.token);
+    lines += "\n";
+  }
+  return lines + "\n";
+}
+
+Json object(const std::vector<LogProb>& log_probs, const Tokenizer& tokenizer) {
+  const auto one = [&](const lookahead::TokenLogProb<Token>& x) {
+    return Json{{"token", piece(tokenizer, x.token)}, {"log_prob", x.log_prob}};
+  };
+  Json all = Json::array();
+  for (const LogProb& token : log_probs) {
+    all.push_back(one(token.chosen));
+    Json& top = all.back()["top"] = Json::array();
+    for (const auto& other : token.others) top.push_back(one(other));
+  }
+  return all;
+}
+
 const char* stop_name(lookahead::StopReason stop) {
   switch (stop) {
     case lookahead::StopReason::end_token:
       return "end_token";
     case lookahead::StopReason::out_of_room:
       return "out_of_room";
+    case lookahead::StopReason::sink:
+      return "stop_string";
     default:
       return "max_tokens";
   }
@@ -307,57 +438,48 @@ int run(const Options& o) {
   }
 
   const std::string about = describe(file, o);
-  Decoder decoder(model, options), plain_decoder(model, plain_options);
+  const Policy policy = policy_of(o);
+  Decoder decoder(model, options, policy), plain_decoder(model, plain_options, policy);
   // The first pass reads the weights from the disk, which is charged to neither.
   plain_decoder.generate(std::span(tokens).first(std::min<std::size_t>(1, tokens.size())), 1, [](auto) {});
   decoder.start(tokens);
 
   Screen screen(o.json);
   screen.prompt(chat ? prompt + "\n\n" : prompt);
-  std::string text;
-  lookahead::TextStream stream(
-      [&](Token token) {
-        // Some models have more rows of weights than tokens.
-        return static_cast<std::size_t>(token) < tokenizer.vocabulary() ? tokenizer.piece(token) : std::string_view();
-      },
-      [&](std::string_view bytes) {
-        text += bytes;
-        screen.text(bytes);
-      });
-  const Outcome ours = decode(decoder, o.max_tokens, [&](std::span<const Token> block) {
-    stream(block);
-    screen.end_block();
-  });
-  stream.finish();
+  const Outcome ours = decode(decoder, o, tokenizer, screen);
   screen.write("\n\n");
 
   Outcome plain = ours;
   if (!o.plain) {
     screen.status("plain decoding, to compare with ...");
     plain_decoder.start(tokens);
-    plain = decode(plain_decoder, o.max_tokens, [](auto) {});
+    Screen none(true);
+    plain = decode(plain_decoder, o, tokenizer, none);
     screen.clear_status();
   }
 
-  const bool identical = ours.tokens == plain.tokens && ours.total.stop == plain.total.stop;
+  const bool identical = ours.tokens == plain.tokens && ours.total.stop == plain.total.stop &&
+                         ours.text == plain.text && ours.log_probs == plain.log_probs;
   const double speedup = plain.tokens.empty() ? 1 : ours.tokens_per_second() / plain.tokens_per_second();
   if (o.json) {
-    const Json object = {{"tokens", ours.total.tokens},
-                         {"steps", ours.total.steps},
-                         {"tokens_per_step", ours.tokens_per_step()},
-                         {"rows_per_step", ours.rows_per_step()},
-                         {"expected_per_step", ours.expected_per_step()},
-                         {"tokens_per_second", ours.tokens_per_second()},
-                         {"plain_tokens_per_second", plain.tokens_per_second()},
-                         {"speedup", speedup},
-                         {"identical", identical},
-                         {"stop", stop_name(ours.total.stop)},
-                         {"text", text}};
-    print(object.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n");
+    Json result = {{"tokens", ours.total.tokens},
+                   {"steps", ours.total.steps},
+                   {"tokens_per_step", ours.tokens_per_step()},
+                   {"rows_per_step", ours.rows_per_step()},
+                   {"expected_per_step", ours.expected_per_step()},
+                   {"tokens_per_second", ours.tokens_per_second()},
+                   {"plain_tokens_per_second", plain.tokens_per_second()},
+                   {"speedup", speedup},
+                   {"identical", identical},
+                   {"stop", stop_name(ours.total.stop)},
+                   {"text", ours.text}};
+    if (o.logprobs) result["logprobs"] = object(ours.log_probs, tokenizer);
+    print(result.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n");
     return identical ? success : differs;
   }
 
-  std::string table = about + (screen.colours() ? "Each change of colour is one forward pass.\n\n" : "\n");
+  std::string table = o.logprobs ? list(ours.log_probs, tokenizer) : "";
+  table += about + (screen.colours() ? "Each change of colour is one forward pass.\n\n" : "\n");
   table += o.plain ? row("", "plain") : row("", "lookahead", "plain");
   const auto both = [&](const char* name, int decimals, auto value) {
     table += row(name, fixed(value(ours), decimals), o.plain ? "" : fixed(value(plain), decimals));

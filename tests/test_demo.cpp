@@ -202,6 +202,58 @@ TEST_CASE("texts end for one of three reasons") {
   CHECK(ignored.at("text") == text);
 }
 
+TEST_CASE("sampled, penalised, stopped: the plain run does the same") {
+  const auto options = [](const std::vector<std::string>& more) {
+    std::vector<std::string> all = {"--max-tokens", "40", code};
+    all.insert(all.begin(), more.begin(), more.end());
+    return generate_json(all);
+  };
+  const std::string greedy = options({}).at("text");
+  const std::vector<std::string> sampled = {"--temperature", "0.9",  "--top-k",       "50", "--top-p",          "0.95",
+                                            "--min-p",       "0.01", "--sample-seed", "5",  "--repeat-penalty", "1.1"};
+  const json once = options(sampled);
+  CHECK(once.at("identical") == true);
+  CHECK(once.at("text") != greedy);
+  CHECK(options(sampled).at("text") == once.at("text"));
+  CHECK(options({"--temperature", "0.9", "--sample-seed", "6"}).at("text") !=
+        options({"--temperature", "0.9", "--sample-seed", "7"}).at("text"));
+  CHECK(options({"--temperature", "0"}).at("text") == greedy);
+  CHECK(options({"--temperature", "2", "--top-k", "1"}).at("text") == greedy);
+  CHECK(options({"--repeat-penalty", "1.5"}).at("text") != greedy);
+
+  // Every way to stop the greedy text, also inside a token.
+  for (std::size_t at = 1; at + 3 < greedy.size(); at += 7) {
+    const std::string stop = greedy.substr(at, 3);
+    const json o = options({"--stop", "never said", "--stop", stop});
+    CAPTURE(stop);
+    CHECK(o.at("identical") == true);
+    CHECK(o.at("stop") == "stop_string");
+    CHECK(o.at("text") == greedy.substr(0, greedy.find(stop)));
+  }
+  const json never = options({"--stop", "never said"});
+  CHECK(never.at("stop") == "max_tokens");
+  CHECK(never.at("text") == greedy);
+}
+
+TEST_CASE("log-probabilities are listed for each token") {
+  const json o = generate_json({"--max-tokens", "20", "--logprobs", "3", code});
+  CHECK(o.at("identical") == true);
+  REQUIRE(o.at("logprobs").size() == 20);
+  std::string text;
+  for (const json& token : o.at("logprobs")) {
+    text += token.at("token");
+    REQUIRE(token.at("top").size() == 3);
+    CHECK(token.at("top").at(0).at("token") == token.at("token"));
+    CHECK(token.at("top").at(0).at("log_prob") == token.at("log_prob"));
+    CHECK(token.at("log_prob") < 0);
+    CHECK(token.at("top").at(2).at("log_prob") <= token.at("top").at(1).at("log_prob"));
+  }
+  CHECK(text == o.at("text"));
+  const Ran ran = shell(generate({"--max-tokens", "2", "--logprobs", "0", code}));
+  CHECK(ran.status == 0);
+  CHECK(ran.out.find("\n\n-") != std::string::npos);
+}
+
 TEST_CASE("text that is not UTF-8 harms neither JSON nor the screen") {
   const std::string model = tiny_model(), prompt = "\xff\x1b[2J\xc2\x9b\xe2\x82";
   const std::string raw = plain_text(model, prompt, 100);
@@ -269,6 +321,14 @@ TEST_CASE("what cannot be done is refused with value, limit and remedy") {
   refused(run({"a", "b"}), {"b", "--help"});
   refused(run({"a", "--prompt-file", "b"}), {"--prompt-file"});
   refused(run({"--context", "2", code}), {"tokens", "2 free slots", "shorten"});
+
+  refused(run({"--temperature", "-1"}), {"temperature", "-1", "0 or more"});
+  refused(run({"--temperature", "1", "--top-p", "1.5"}), {"top_p", "1.5", "up to 1"});
+  refused(run({"--temperature", "1", "--min-p", "-0.1"}), {"min_p", "-0.1", "from 0 to 1"});
+  refused(run({"--temperature", "1", "--top-k", "-3"}), {"--top-k", "-3"});
+  refused(run({"--top-k", "3"}), {"--top-k", "--temperature"});
+  refused(run({"--repeat-penalty", "0"}), {"--repeat-penalty", "above 0"});
+  refused(run({"--stop", "", code}), {"--stop", "an empty string"});
 
   refused(run({"--prompt-file", "missing.txt"}), {"missing.txt", "cannot be opened"});
   refused(run({"--prompt-file", folder.path}), {"cannot be read"});
