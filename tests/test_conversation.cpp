@@ -247,6 +247,30 @@ TEST_CASE("several continuations of one text: each is a fresh decoder's with tha
   CHECK(text_of(decoder) == so_far);
 }
 
+TEST_CASE("a fork has what its decoder has: the pool, and the end of the text") {
+  OracleOptions options = repetitive();
+  options.vocabulary = 5000;
+  options.repetition = 0;
+  OracleModel<> model(options);
+  Decoder<OracleModel<>, 5, 4, 5> decoder(model);
+  decoder.generate(prompt, 60, ignore);
+  const Tokens all = text_of(decoder);
+  decoder.roll_back(prompt.size());
+  OracleModel<> copy = model.fork();
+  auto fork = decoder.fork(copy);
+  CHECK(fork.run(60, ignore).steps < 10);  // the pool knows the text
+  CHECK(text_of(fork) == all);
+
+  DecoderOptions<Token> how;
+  how.end_tokens = {all.back()};
+  Decoder<OracleModel<>, 5, 4, 5> ending(model, how);
+  REQUIRE(ending.generate(prompt, 100, ignore).stop == StopReason::end_token);
+  OracleModel<> ended_model = model.fork();
+  auto ended = ending.fork(ended_model);
+  CHECK(ended.stop_reason() == StopReason::end_token);
+  CHECK(ended.run(5, ignore).tokens == 0);
+}
+
 TEST_CASE("forks and roll-backs that cannot be are refused, and nothing has changed") {
   OracleModel<> model(repetitive());
   Sampler<> decoder(model, {}, policy());

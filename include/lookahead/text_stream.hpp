@@ -65,18 +65,17 @@ class TextStream {
   std::size_t read(std::span<const Token> block, std::size_t& tokens) {
     probe_ = held_;
     for (tokens = 0; tokens < block.size();) {
-      const std::size_t before = probe_.size();
       probe_ += std::string_view(piece_(block[tokens++]));
-      if (const std::size_t at = find_stop(before); at != std::string::npos) return at;
+      if (const std::size_t at = find_stop(); at != std::string::npos) return at;
     }
     return std::string::npos;
   }
 
-  /// Where the first stop string begins that ends behind the first `before` bytes of `probe_`, or npos.
-  [[nodiscard]] std::size_t find_stop(std::size_t before) const {
+  /// Where the first stop string in `probe_` begins, or npos.
+  [[nodiscard]] std::size_t find_stop() const {
     std::size_t first = std::string::npos, first_end = std::string::npos;
     for (const std::string& stop : stops_) {
-      const std::size_t at = probe_.find(stop, before + 1 > stop.size() ? before + 1 - stop.size() : 0);
+      const std::size_t at = probe_.find(stop);
       if (at == std::string::npos) continue;
       const std::size_t end = at + stop.size();
       if (end < first_end || (end == first_end && at < first)) {
