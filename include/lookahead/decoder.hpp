@@ -105,7 +105,7 @@ class Decoder {
   }
 
   /// Not copyable: two decoders would use one model. See `fork`.
-  Decoder(Decoder&&) = default;
+  Decoder(Decoder&&) noexcept = default;
 
   /// Begins a text: clears the model's context and appends all prompt tokens but the last. A decoder's second text
   /// behaves as a new decoder's first, unless told to keep its pool. Throws InvalidArgument for an empty prompt or a
