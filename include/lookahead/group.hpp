@@ -19,14 +19,16 @@ namespace lookahead {
 /// 1. `rank()` numbers the tile among the `count()` tiles of its group.
 /// 2. `match(words, mask, value)`: bit i is set where (words[i] & mask) == value. Shape of words: [32], 16-byte
 /// aligned.
-/// 3. `oldest(words)` is the lane of the smallest word, the lowest lane on ties.
-/// 4. `store(word, value)` and `load(word)`: one lane writes, or reads for all.
-/// 5. `leads()` is true in one lane: the one that writes what the tile has found.
+/// 3. `greater(words, value)`: bit i is set where words[i] > value. Shape of words as above.
+/// 4. `oldest(words)` is the lane of the smallest word, the lowest lane on ties.
+/// 5. `store(word, value)` and `load(word)`: one lane writes, or reads for all.
+/// 6. `leads()` is true in one lane: the one that writes what the tile has found.
 template <class T>
 concept Tile = requires(const T& t, const std::uint32_t* words, std::uint32_t* word) {
   { t.rank() } -> std::same_as<int>;
   { t.count() } -> std::same_as<int>;
   { t.match(words, 1U, 1U) } -> std::same_as<std::uint32_t>;
+  { t.greater(words, 1U) } -> std::same_as<std::uint32_t>;
   { t.oldest(words) } -> std::same_as<int>;
   { t.load(words) } -> std::same_as<std::uint32_t>;
   t.store(word, 1U);
@@ -60,21 +62,19 @@ struct SerialTile {
                                                  std::uint32_t value) const {
 #if defined(__SSE2__) && !defined(__CUDA_ARCH__)
     const __m128i m = _mm_set1_epi32(static_cast<int>(mask)), v = _mm_set1_epi32(static_cast<int>(value));
-    const auto equal = [&](int i) {
-      const __m128i w = _mm_load_si128(reinterpret_cast<const __m128i*>(words) + i);
-      return _mm_cmpeq_epi32(_mm_and_si128(w, m), v);
-    };
-    std::uint32_t bits = 0;
-    for (int i = 0; i < 2; ++i) {
-      const __m128i low = _mm_packs_epi32(equal(4 * i), equal(4 * i + 1));
-      const __m128i high = _mm_packs_epi32(equal(4 * i + 2), equal(4 * i + 3));
-      bits |= static_cast<std::uint32_t>(_mm_movemask_epi8(_mm_packs_epi16(low, high))) << (16 * i);
-    }
-    return bits;
+    return lanes(words, [&](__m128i w) { return _mm_cmpeq_epi32(_mm_and_si128(w, m), v); });
 #else
-    std::uint32_t bits = 0;
-    for (int i = 0; i < 32; ++i) bits |= static_cast<std::uint32_t>((words[i] & mask) == value) << i;
-    return bits;
+    return lanes(words, [&](std::uint32_t w) { return (w & mask) == value; });
+#endif
+  }
+
+  [[nodiscard]] LOOKAHEAD_HD std::uint32_t greater(const std::uint32_t* words, std::uint32_t value) const {
+#if defined(__SSE2__) && !defined(__CUDA_ARCH__)
+    const __m128i sign = _mm_set1_epi32(INT32_MIN);  // the comparison is one of signed numbers
+    const __m128i v = _mm_xor_si128(_mm_set1_epi32(static_cast<int>(value)), sign);
+    return lanes(words, [&](__m128i w) { return _mm_cmpgt_epi32(_mm_xor_si128(w, sign), v); });
+#else
+    return lanes(words, [&](std::uint32_t w) { return w > value; });
 #endif
   }
 
@@ -89,6 +89,24 @@ struct SerialTile {
   [[nodiscard]] LOOKAHEAD_HD std::uint32_t load(const std::uint32_t* word) const { return *word; }
 
   int tile_rank = 0, tile_count = 1;
+
+ private:
+  /// Bit i is set where test(words[i]) holds.
+  template <class Test>
+  static LOOKAHEAD_HD std::uint32_t lanes(const std::uint32_t* words, const Test& test) {
+    std::uint32_t bits = 0;
+#if defined(__SSE2__) && !defined(__CUDA_ARCH__)
+    const auto four = [&](int i) { return test(_mm_load_si128(reinterpret_cast<const __m128i*>(words) + i)); };
+    for (int i = 0; i < 2; ++i) {
+      const __m128i low = _mm_packs_epi32(four(4 * i), four(4 * i + 1));
+      const __m128i high = _mm_packs_epi32(four(4 * i + 2), four(4 * i + 3));
+      bits |= static_cast<std::uint32_t>(_mm_movemask_epi8(_mm_packs_epi16(low, high))) << (16 * i);
+    }
+#else
+    for (int i = 0; i < 32; ++i) bits |= static_cast<std::uint32_t>(test(words[i])) << i;
+#endif
+    return bits;
+  }
 };
 
 /// One thread. The classes that users see on a host are instances of this group.

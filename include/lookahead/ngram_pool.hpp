@@ -113,24 +113,18 @@ struct NGramPoolRef {
     const PoolSet& set = sets[index(context)];
     std::uint32_t found =
         tile.match(set.key, PoolSet::fingerprint_mask, static_cast<std::uint32_t>(context) & PoolSet::fingerprint_mask);
-    if (found == 0) return;
-    int lanes[PoolSet::slots], count = 0;
-    std::uint32_t keys[PoolSet::slots], stamps[PoolSet::slots];
     for (; found != 0; found &= found - 1) {
       const int lane = lowest(found);
       const std::uint32_t stamp = tile.load(&set.stamp[lane]);
       if (stamp <= clock->floor) continue;
-      lanes[count] = lane;
-      keys[count] = tile.load(&set.key[lane]);
-      stamps[count++] = stamp;
-    }
-    for (int i = 0; i < count; ++i) {
-      const auto source = static_cast<Source>(keys[i] >> 3 & 3);
-      int rank = static_cast<int>(keys[i] & 7);
-      if (source != Source::recycled)
-        for (int j = 0; j < count && rank < 7; ++j)
-          rank += static_cast<int>(keys[j] == keys[i] && stamps[j] > stamps[i]);
-      visit(source, rank, tile.load(&set.token[lanes[i]]), stamps[i]);
+      const std::uint32_t k = tile.load(&set.key[lane]);
+      const auto source = static_cast<Source>(k >> 3 & 3);
+      int rank = static_cast<int>(k & 7);
+      if (source != Source::recycled) {
+        const int newer = count_of(tile.match(set.key, ~0U, k) & tile.greater(set.stamp, stamp));
+        rank = newer < 7 ? newer : 7;
+      }
+      visit(source, rank, tile.load(&set.token[lane]), stamp);
     }
   }
 
@@ -162,6 +156,13 @@ struct NGramPoolRef {
     g.sync();
   }
 
+  [[nodiscard]] static LOOKAHEAD_HD int count_of(std::uint32_t bits) {
+#if defined(__CUDA_ARCH__)
+    return __popc(bits);
+#else
+    return __builtin_popcount(bits);
+#endif
+  }
   [[nodiscard]] static LOOKAHEAD_HD int lowest(std::uint32_t bits) {
 #if defined(__CUDA_ARCH__)
     return __ffs(static_cast<int>(bits)) - 1;
