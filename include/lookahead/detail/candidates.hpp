@@ -69,16 +69,18 @@ LOOKAHEAD_HD int context_hashes(const RowToken* tokens, const std::int32_t* pare
       out);
 }
 
-/// The candidates that the given contexts offer. `estimate(class, stamp)` rates one; 0 leaves it out.
-template <class Tile, class Estimate>
+/// The candidates that the given contexts offer. `rate(class, stamp)` is the estimate of one, 0 leaves it out;
+/// `rate.wants(i)` may be false where it would leave out all that contexts[i] offers.
+template <class Tile, class Rate>
 LOOKAHEAD_HD CandidateList collect(const Tile& tile, const NGramPoolRef& pool, const std::uint64_t* contexts, int count,
-                                   const Estimate& estimate) {
+                                   const Rate& rate) {
   CandidateList list;
   list.count = 0;
   for (int i = 0; i < count; ++i) {
+    if (!rate.wants(i)) continue;
     pool.for_each(tile, contexts[i], [&](Source source, int rank, std::uint32_t token, std::uint32_t stamp) {
       const CandidateClass c = CandidateClass::of(i, source, rank);
-      const std::uint32_t rated = estimate(c, stamp);
+      const std::uint32_t rated = rate(c, stamp);
       if (rated != 0) list.add(rated, c, token);
     });
   }

@@ -32,17 +32,47 @@ struct GrowthScratch {
   std::uint8_t candidate[R];
   std::uint8_t used[R];
 
-  // The candidates of one level, `width` for each node of the frontier.
+  // The candidates of one level that are in the running, `width` for each node of the frontier.
   CandidateList list[R];
   std::uint32_t candidate_reach[R * width];
   std::int32_t shared[R * width];  ///< the row of the tree that a candidate shares, or -1
   int flag[R * width];
-  std::int32_t item[R * width];  ///< the candidates that are in the running, in order
+  std::int32_t item[R * width];  ///< the candidates, in order
 
-  std::uint64_t key[R + R * width];  ///< kept nodes, best first: reach inverted, number, slot
+  // Keys are (reach inverted, number, slot), so that the best come first.
+  std::uint64_t key[R], merged[R];           ///< of the kept nodes, in order; what `key` becomes
+  std::uint64_t fresh[R * width];            ///< of the candidates
+  std::uint32_t best[context_length_count];  ///< the largest estimate of each context length
   std::int32_t frontier[R], row[R], level_begin[R + 1];
   std::int32_t frontier_count, kept, numbered, budget, logits_left, levels;
 };
+
+/// Rates by estimate; leaves out what cannot give a child of a row with `reach` more than `least`.
+struct RateReach {
+  const Estimates& estimates;
+  const std::uint32_t* best;
+  std::uint32_t reach, least;
+  [[nodiscard]] LOOKAHEAD_HD bool enough(std::uint32_t estimate) const {
+    return std::uint64_t{reach} * estimate >> 32 > least;
+  }
+  [[nodiscard]] LOOKAHEAD_HD bool wants(int i) const { return enough(best[i]); }
+  [[nodiscard]] LOOKAHEAD_HD std::uint32_t operator()(CandidateClass c, std::uint32_t) const {
+    const std::uint32_t estimate = estimates.probability[c.id];
+    return enough(estimate) ? estimate : 0U;
+  }
+};
+
+/// How many of n ascending keys are smaller than `key`.
+LOOKAHEAD_HD inline int count_below(const std::uint64_t* keys, int n, std::uint64_t key) {
+  int below = 0;
+  while (n > 0) {
+    const int half = n / 2;
+    const bool right = keys[below + half] < key;
+    below = right ? below + half + 1 : below;
+    n = right ? n - half - 1 : half;
+  }
+  return below;
+}
 
 /// Grows `tree` by the rows of largest reach, level by level; rows compare by reach (descending), depth, order of the
 /// parents, order of the candidates. Rows that stand in the tree below the root (the window's) cost no row where a
@@ -62,6 +92,12 @@ LOOKAHEAD_HD void grow(const Gr& g, const NGramPoolRef& pool, const Estimates& e
     s.token[r] = static_cast<std::uint32_t>(tree.token[r]);
     s.reach[r] = r == root ? ~0U : 0U;
   }
+  for (int i = g.rank(); i < context_length_count; i += g.size()) {
+    constexpr int classes = CandidateClass::count / context_length_count;
+    s.best[i] = 0;
+    for (int c = i * classes; c < (i + 1) * classes; ++c)
+      if (estimates.probability[c] > s.best[i]) s.best[i] = estimates.probability[c];
+  }
   if (g.rank() == 0) {
     s.frontier[0] = root;
     s.frontier_count = 1;
@@ -72,44 +108,46 @@ LOOKAHEAD_HD void grow(const Gr& g, const NGramPoolRef& pool, const Estimates& e
   g.sync();
 
   for (int depth = 1; depth <= max_depth && s.frontier_count > 0; ++depth) {
-    // The candidates of every node of the frontier.
-    const auto tile = g.tile();
-    for (int f = tile.rank(); f < s.frontier_count; f += tile.count()) {
-      const int node = s.frontier[f];
-      std::uint64_t contexts[context_length_count];
-      const int count = context_hashes(s.token, s.parent, root, node, tail, contexts);
-      const CandidateList list = collect(tile, pool, contexts, count,
-                                         [&](CandidateClass c, std::uint32_t) { return estimates.probability[c.id]; });
-      if (!tile.leads()) continue;
-      s.list[f] = list;
-      // Each gets its estimate times the chance that no better one was right; a parent's reach is never exceeded.
-      std::uint64_t rest = s.reach[node];
-      for (int i = 0; i < width; ++i) {
-        const std::uint64_t reach = i < list.count ? rest * list.estimate(i) >> 32 : 0;
-        rest -= reach;
-        s.candidate_reach[f * width + i] = static_cast<std::uint32_t>(reach);
-      }
-    }
-    g.sync();
-
-    // Who is in the running: candidates that share a row, and those that could be among the best.
-    const int candidates = s.frontier_count * width;
+    // What the reach of one more row must exceed.
     const bool full = s.kept >= s.budget;
     const std::uint32_t least = s.budget == 0 ? ~0U
                                 : full        ? ~static_cast<std::uint32_t>(s.key[s.budget - 1] >> 32)
                                               : 0U;
-    for (int i = g.rank(); i < candidates; i += g.size()) {
-      const int node = s.frontier[i / width];
-      s.shared[i] = -1;
-      if (s.candidate_reach[i] != 0 && node < planted)
-        for (int r = node + 1; r < planted; ++r)
-          if (s.parent[r] == node && s.token[r] == s.list[i / width].token[i % width]) s.shared[i] = r;
-      s.flag[i] = static_cast<int>(s.shared[i] >= 0 || s.candidate_reach[i] > least);
+    // Who is in the running: candidates that could be among the best, and all where one may share a row.
+    const auto tile = g.tile();
+    for (int f = tile.rank(); f < s.frontier_count; f += tile.count()) {
+      const int node = s.frontier[f];
+      const RateReach rate{estimates, s.best, s.reach[node], node < planted ? 0U : least};
+      std::uint64_t contexts[context_length_count];
+      const int count = context_hashes(s.token, s.parent, root, node, tail, contexts);
+      const CandidateList list = collect(tile, pool, contexts, count, rate);
+      if (!tile.leads()) continue;
+      s.list[f] = list;
+      // Each gets its estimate times the chance that no better one was right; so reach falls along the list, and a
+      // parent's is never exceeded.
+      std::uint64_t rest = s.reach[node];
+      int n = 0;
+      for (; n < list.count; ++n) {
+        const std::uint64_t reach = rest * list.estimate(n) >> 32;
+        if (reach <= rate.least) break;
+        rest -= reach;
+        s.candidate_reach[f * width + n] = static_cast<std::uint32_t>(reach);
+      }
+      s.list[f].count = s.flag[f] = n;
     }
     g.sync();
-    const int running = g.exclusive_sum(s.flag, candidates);
-    for (int i = g.rank(); i < candidates; i += g.size())
-      if ((i + 1 < candidates ? s.flag[i + 1] : running) > s.flag[i]) s.item[s.flag[i]] = i;
+    const int running = g.exclusive_sum(s.flag, s.frontier_count);
+    for (int f = g.rank(); f < s.frontier_count; f += g.size()) {
+      const int node = s.frontier[f];
+      for (int c = 0; c < s.list[f].count; ++c) {
+        const int i = f * width + c;
+        s.item[s.flag[f] + c] = i;
+        s.shared[i] = -1;
+        if (node < planted)
+          for (int r = node + 1; r < planted; ++r)
+            if (s.parent[r] == node && s.token[r] == s.list[f].token[c]) s.shared[i] = r;
+      }
+    }
     g.sync();
     // A shared row must have logits before the walk may step on it.
     if (g.rank() == 0) {
@@ -130,16 +168,28 @@ LOOKAHEAD_HD void grow(const Gr& g, const NGramPoolRef& pool, const Estimates& e
     for (int k = g.rank(); k < running; k += g.size()) {
       const int i = s.item[k];
       const std::uint32_t reach = s.shared[i] < 0 ? s.candidate_reach[i] : 0;
-      s.key[kept + k] = std::uint64_t{~reach} << 32 | static_cast<std::uint64_t>(numbered + k) << 11;
+      s.fresh[k] = std::uint64_t{~reach} << 32 | static_cast<std::uint64_t>(numbered + k) << 11;
       s.flag[k] = 0;
     }
     g.sync();
-    g.sort(s.key, kept + running);
+    g.sort(s.fresh, running);
+    const int most = kept + running < s.budget ? kept + running : s.budget;
+    for (int k = g.rank(); k < kept; k += g.size()) {
+      const int place = k + count_below(s.fresh, running, s.key[k]);
+      if (place < most) s.merged[place] = s.key[k];
+    }
+    for (int k = g.rank(); k < running; k += g.size()) {
+      const int place = k + count_below(s.key, kept, s.fresh[k]);
+      if (place < most) s.merged[place] = s.fresh[k];
+    }
+    g.sync();
+    for (int k = g.rank(); k < most; k += g.size()) s.key[k] = s.merged[k];
+    g.sync();
 
     // The best stay; the new ones among them and the shared rows are the next frontier.
     if (g.rank() == 0) {
       int n = 0;
-      while (n < kept + running && n < s.budget && static_cast<std::uint32_t>(s.key[n] >> 32) != ~0U) ++n;
+      while (n < most && static_cast<std::uint32_t>(s.key[n] >> 32) != ~0U) ++n;
       s.kept = n;
       for (int r = planted; r < R; ++r) s.used[r] = 0;
       for (int k = 0; k < n; ++k) {

@@ -29,6 +29,20 @@ struct GuessScratch {
   std::int32_t count, keys;
 };
 
+/// Rates by age what stands under the longest context of its source, where there are contexts of `count` lengths.
+struct RateNewest {
+  int count;
+  [[nodiscard]] LOOKAHEAD_HD int longest(Source source) const {
+    return (source == Source::window && count > 3 ? 3 : count) - 1;
+  }
+  [[nodiscard]] LOOKAHEAD_HD bool wants(int i) const {
+    return i == longest(Source::text) || i == longest(Source::window);
+  }
+  [[nodiscard]] LOOKAHEAD_HD std::uint32_t operator()(CandidateClass c, std::uint32_t stamp) const {
+    return c.source() == Source::recycled || c.length_index() != longest(c.source()) ? 0U : stamp;
+  }
+};
+
 /// Enumerates the leaf chains under the root's token to depth `length`, level by level, and keeps the `limit` chains
 /// with the newest last stamps. Every token is looked up by the tokens between the root and itself, as far back as
 /// n-grams are filed. Text and window entries only. The result is in s.guess[0..s.count), newest first.
@@ -58,10 +72,7 @@ LOOKAHEAD_HD void enumerate(const Gr& g, const NGramPoolRef& pool, Token root, i
             return true;
           },
           contexts);
-      const CandidateList list = collect(tile, pool, contexts, count, [&](CandidateClass c, std::uint32_t stamp) {
-        const int longest = c.source() == Source::window && count > 3 ? 3 : count;
-        return c.source() == Source::recycled || c.length_index() != longest - 1 ? 0U : stamp;
-      });
+      const CandidateList list = collect(tile, pool, contexts, count, RateNewest{count});
       if (tile.leads()) s.list[i] = list;
     }
     g.sync();

@@ -330,6 +330,15 @@ LOOKAHEAD_HD void resolve(const Gr& g, StepState<W, N, G, Token>& s, const Token
   g.sync();
 }
 
+/// Rates every candidate by its estimate.
+struct RateAll {
+  const Estimates& estimates;
+  [[nodiscard]] LOOKAHEAD_HD bool wants(int) const { return true; }
+  [[nodiscard]] LOOKAHEAD_HD std::uint32_t operator()(CandidateClass c, std::uint32_t) const {
+    return estimates.probability[c.id];
+  }
+};
+
 /// Takes the proposal: scores the estimates, harvests and rolls the window, feeds the pool. `kept` rows of the path are
 /// in the context now; the others, and the last selected token, are the next pending chain.
 LOOKAHEAD_GROUP_FN template <Group Gr, int W, int N, int G, class Token, int R>
@@ -343,8 +352,7 @@ LOOKAHEAD_HD void apply(const Gr& g, StepState<W, N, G, Token>& s, const NGramPo
     for (int i = tile.rank(); i < count; i += tile.count()) {
       std::uint64_t contexts[context_length_count];
       const int found = context_hashes(tree.token, tree.parent, root, s.path[root + i], s.tail, contexts);
-      const CandidateList list = collect(
-          tile, pool, contexts, found, [&](CandidateClass c, std::uint32_t) { return s.estimates.probability[c.id]; });
+      const CandidateList list = collect(tile, pool, contexts, found, RateAll{s.estimates});
       if (tile.leads()) a.list[i] = list;
     }
     g.sync();
