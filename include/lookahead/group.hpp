@@ -126,15 +126,21 @@ struct SerialGroup {
     return sum;
   }
 
-  /// Shell's method: in place, no recursion, and quick on the few hundred keys of a step.
+  /// Batcher's merge exchange: in place, and no branch depends on a key.
   LOOKAHEAD_HD void sort(std::uint64_t* a, int n) const {
-    constexpr int gaps[] = {701, 301, 132, 57, 23, 10, 4, 1};
-    for (const int gap : gaps) {
-      for (int i = gap; i < n; ++i) {
-        const std::uint64_t key = a[i];
-        int j = i;
-        for (; j >= gap && a[j - gap] > key; j -= gap) a[j] = a[j - gap];
-        a[j] = key;
+    int top = 1;
+    while (2 * top < n) top *= 2;
+    for (int p = top; p > 0; p /= 2) {
+      for (int q = top, r = 0, d = p;; d = q - p, q /= 2, r = p) {
+        for (int begin = r; begin + d < n; begin += 2 * p) {
+          const int end = begin + p < n - d ? begin + p : n - d;
+          for (int i = begin; i < end; ++i) {
+            const std::uint64_t x = a[i], y = a[i + d];
+            a[i] = x < y ? x : y;
+            a[i + d] = x < y ? y : x;
+          }
+        }
+        if (q == p) break;
       }
     }
   }
