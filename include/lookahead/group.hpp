@@ -22,7 +22,8 @@ namespace lookahead {
 /// 3. `greater(words, value)`: bit i is set where words[i] > value. Shape of words as above.
 /// 4. `oldest(words)` is the lane of the smallest word, the lowest lane on ties.
 /// 5. `store(word, value)` and `load(word)`: one lane writes, or reads for all.
-/// 6. `leads()` is true in one lane: the one that writes what the tile has found.
+/// 6. `prefetch(words)`: the words will be read soon. It may do nothing.
+/// 7. `leads()` is true in one lane: the one that writes what the tile has found.
 template <class T>
 concept Tile = requires(const T& t, const std::uint32_t* words, std::uint32_t* word) {
   { t.rank() } -> std::same_as<int>;
@@ -32,6 +33,7 @@ concept Tile = requires(const T& t, const std::uint32_t* words, std::uint32_t* w
   { t.oldest(words) } -> std::same_as<int>;
   { t.load(words) } -> std::same_as<std::uint32_t>;
   t.store(word, 1U);
+  t.prefetch(words);
   { t.leads() } -> std::same_as<bool>;
 };
 
@@ -82,6 +84,13 @@ struct SerialTile {
     int lane = 0;
     for (int i = 1; i < 32; ++i) lane = words[i] < words[lane] ? i : lane;
     return lane;
+  }
+
+  LOOKAHEAD_HD void prefetch(const std::uint32_t* words) const {
+#if !defined(__CUDA_ARCH__)
+    __builtin_prefetch(words);
+    __builtin_prefetch(words + 16);
+#endif
   }
 
   LOOKAHEAD_HD void store(std::uint32_t* word, std::uint32_t value) const { *word = value; }

@@ -88,6 +88,12 @@ struct NGramPoolRef {
            static_cast<std::uint32_t>(rank);
   }
 
+  /// Announces a look-up: those that are announced together wait for memory together.
+  template <class Tile>
+  LOOKAHEAD_HD void prefetch(const Tile& tile, std::uint64_t context) const {
+    tile.prefetch(sets[index(context)].key);
+  }
+
   /// Files one thing with a stamp that is newer than all others. Entries are equal when context, source and token are
   /// (for recycled entries: context, source and rank). An equal entry gets the new stamp, else the oldest slot of the
   /// set goes. O(1).
@@ -135,6 +141,12 @@ struct NGramPoolRef {
     const auto tile = g.tile();
     const std::uint32_t now = clock->now;
     for (int i = 0; i < count; ++i) {
+      if (constexpr int ahead = 8; i + ahead < count && what[i + ahead].count != 0) {
+        const PoolSet& set = sets[index(what[i + ahead].context)];
+        tile.prefetch(set.key);
+        tile.prefetch(set.token);
+        tile.prefetch(set.stamp);
+      }
       if (what[i].count == 0 ||
           index(what[i].context) % static_cast<std::uint32_t>(tile.count()) != static_cast<std::uint32_t>(tile.rank()))
         continue;

@@ -76,6 +76,8 @@ LOOKAHEAD_HD CandidateList collect(const Tile& tile, const NGramPoolRef& pool, c
                                    const Rate& rate) {
   CandidateList list;
   list.count = 0;
+  for (int i = 0; i < count; ++i)
+    if (rate.wants(i)) pool.prefetch(tile, contexts[i]);
   for (int i = 0; i < count; ++i) {
     if (!rate.wants(i)) continue;
     pool.for_each(tile, contexts[i], [&](Source source, int rank, std::uint32_t token, std::uint32_t stamp) {
