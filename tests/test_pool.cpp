@@ -204,7 +204,24 @@ TEST_CASE("a tile finds what a plain loop finds, the lowest lane where several a
     std::uint32_t bits = 0;
     for (int i = 0; i < 32; ++i) bits |= (words[at(i)] & mask) == value ? 1U << i : 0U;
     REQUIRE(SerialTile{}.match(words.data(), mask, value) == bits);
+    const std::uint32_t middle = words[at(random.below(32))];
+    std::uint32_t above = 0;
+    for (int i = 0; i < 32; ++i) above |= words[at(i)] > middle ? 1U << i : 0U;
+    REQUIRE(SerialTile{}.greater(words.data(), middle) == above);
     REQUIRE(SerialTile{}.oldest(words.data()) == std::ranges::min_element(words) - words.begin());
+  }
+}
+
+TEST_CASE("the serial group sorts any number of keys") {
+  Random random(2);
+  for (int n = 0; n < 300; ++n) {
+    CAPTURE(n);
+    std::vector<std::uint64_t> keys(at(n));
+    for (std::uint64_t& k : keys) k = static_cast<std::uint64_t>(random.below(1 << 30)) << random.below(34);
+    std::vector<std::uint64_t> sorted = keys;
+    std::ranges::sort(sorted);
+    lookahead::SerialGroup{}.sort(keys.data(), n);
+    REQUIRE(keys == sorted);
   }
 }
 
