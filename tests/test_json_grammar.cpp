@@ -151,6 +151,13 @@ TEST_CASE("objects are read, whatever is in them") {
     CHECK_FALSE(accepts(text));
 }
 
+TEST_CASE("white space is bounded") {
+  const std::string most(16, ' ');
+  CHECK(accepts("{" + most + "\"a\"" + most + ":" + most + "1" + most + "}"));
+  CHECK_FALSE(accepts("{" + most + "\n\"a\":1}"));
+  CHECK_FALSE(accepts("{\"a\":1" + most + "\t}"));
+}
+
 TEST_CASE("what is read to its end parses: random steps through what may follow") {
   std::mt19937_64 random(2);
   const int count = cases(2000) / 4;
@@ -283,7 +290,10 @@ TEST_CASE("random requests: complete within the limit, parsed, and plain constra
       const Tokens text(decoder.text().begin() + std::ssize(prompt), decoder.text().end());
       REQUIRE(text.size() <= most);
       std::string written;
-      for (const Token t : text) written += pieces()[static_cast<std::size_t>(t)];
+      for (const Token t : text) {
+        CHECK((t == end_token || !pieces()[static_cast<std::size_t>(t)].empty()));
+        written += pieces()[static_cast<std::size_t>(t)];
+      }
       CAPTURE(written);
       REQUIRE(parses(written));
       return text;
@@ -301,6 +311,33 @@ TEST_CASE("random requests: complete within the limit, parsed, and plain constra
   }
   CHECK(tokens > steps);
   CHECK(long_ones > static_cast<std::size_t>(count) / 4);
+}
+
+TEST_CASE("a grammar that has read other texts says what a new one says") {
+  std::mt19937_64 random(7);
+  const Tokens prompt{1, 2};
+  constexpr std::size_t most = 40;
+  std::vector<Tokens> texts;
+  for (std::uint64_t seed = 0; seed < 12; ++seed) {
+    OracleOptions options;
+    options.vocabulary = 300;
+    options.seed = seed / 3;  // some begin alike
+    OracleModel<> model(options);
+    SampleOptions sampling;
+    sampling.seed = seed;
+    texts.push_back(prompt);
+    const Tokens more = plainly(model, prompt, most, sampling);
+    texts.back().insert(texts.back().end(), more.begin(), more.end());
+  }
+  JsonGrammar old(pieces(), {end_token}, prompt.size(), most);
+  for (int i = 0; i < 500; ++i) {
+    const Tokens& text = texts[random() % texts.size()];
+    const auto history = std::span(text).first(prompt.size() + random() % (text.size() - prompt.size()));
+    std::vector<float> a(300, 1), b(300, 1);
+    old(std::span<float>(a), history);
+    JsonGrammar(pieces(), {end_token}, prompt.size(), most)(std::span<float>(b), history);
+    REQUIRE(a == b);
+  }
 }
 
 TEST_CASE("a grammar that could not always be completed is refused") {
