@@ -57,7 +57,7 @@ struct Policy {
   void observe(std::size_t position, std::span<const Token> tokens) {
     std::visit(
         [&](auto& policy) {
-          if constexpr (requires { policy.observe(position, tokens); }) policy.observe(position, tokens);
+          if constexpr (lookahead::ObservingPolicy<decltype(policy), Token>) policy.observe(position, tokens);
         },
         choice);
   }

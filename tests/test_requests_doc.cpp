@@ -1,6 +1,7 @@
 // The examples of docs/requests.md, as they stand there: each runs, does what the text says, and is shown unchanged.
 // An example lies between "// [name]" and "// []".
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -10,7 +11,6 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <span>
-#include <stop_token>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -159,8 +159,8 @@ TEST_CASE("every example runs, and does what is said of it") {
     Decoder decoder(model);
     std::string text;
     const auto sink = [&](Token token) { text += tokenizer.piece(token); };
-    std::stop_source source;  // another thread may call source.request_stop()
-    const Interrupt interrupt{source.get_token(), std::chrono::steady_clock::now() + std::chrono::milliseconds(10)};
+    std::atomic<bool> cancel = false;  // another thread may set it
+    const Interrupt interrupt{&cancel, std::chrono::steady_clock::now() + std::chrono::milliseconds(10)};
     Generation done = decoder.generate(prompt, 64, sink, interrupt);
     if (done.stop == StopReason::deadline || done.stop == StopReason::cancelled)
       done = decoder.run(64 - done.tokens, sink);  // later: nothing was lost

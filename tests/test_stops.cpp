@@ -10,7 +10,6 @@
 #include <set>
 #include <span>
 #include <stdexcept>
-#include <stop_token>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -494,18 +493,17 @@ TEST_CASE("cancelled by the sink: no further step; another run goes on") {
   Tokens text;
   decoder.start(prompt);
   for (std::size_t blocks = 1; text.size() < 80; ++blocks) {
-    std::stop_source source;
     std::size_t left = blocks % 5;
+    std::atomic<bool> cancel = left == 0;
     const auto sink = [&](std::span<const Token> block) {
       text.insert(text.end(), block.begin(), block.end());
-      if (--left == 0) source.request_stop();
+      if (--left == 0) cancel = true;
     };
-    if (left == 0) source.request_stop();
     const std::size_t expected = left;
     // A request to stop comes before a deadline.
     const Generation g = decoder.run(80 - text.size(), sink,
-                                     {source.get_token(), left == 0 ? std::chrono::steady_clock::time_point::min()
-                                                                    : std::chrono::steady_clock::time_point::max()});
+                                     {&cancel, left == 0 ? std::chrono::steady_clock::time_point::min()
+                                                         : std::chrono::steady_clock::time_point::max()});
     CHECK(g.steps <= expected);
     CHECK(g.stop == (text.size() == 80 ? StopReason::max_tokens : StopReason::cancelled));
   }
@@ -520,13 +518,11 @@ TEST_CASE("cancelled from another thread") {
     Decoder<Observed, 5, 4, 5> decoder(model);
     Tokens text;
     Generation g;
-    {
-      std::jthread worker([&](const std::stop_token& token) {
-        g = decoder.generate(prompt, 1 << 20, [&](Token t) { text.push_back(t); }, {token});
-      });
-      while (forwards.load() <= round) std::this_thread::yield();
-      worker.request_stop();
-    }
+    std::atomic<bool> cancel = false;
+    std::thread worker([&] { g = decoder.generate(prompt, 1 << 20, [&](Token t) { text.push_back(t); }, {&cancel}); });
+    while (forwards.load() <= round) std::this_thread::yield();
+    cancel = true;
+    worker.join();
     CHECK(g.stop == StopReason::cancelled);
     CHECK(g.tokens == text.size());
     CHECK(g.steps > static_cast<std::size_t>(round));
@@ -534,4 +530,59 @@ TEST_CASE("cancelled from another thread") {
     OracleModel<> plain(long_texts());
     CHECK(text == plain_decode(plain, std::span(prompt), text.size()));
   }
+}
+
+TEST_CASE("a range ends for an interrupt: no further step; another range goes on") {
+  using namespace std::chrono_literals;
+  Observed model(long_texts());
+  OracleModel<> plain(long_texts());
+  std::atomic<int> forwards = 0;
+  model.forwards = &forwards;
+  Decoder<Observed, 5, 4, 5> decoder(model);
+  Tokens text;
+  // The blocks that come; `cancel` is set when the last of `most` has come.
+  const auto blocks = [&](int most, std::chrono::steady_clock::time_point deadline) {
+    std::atomic<bool> cancel = most == 0;
+    int n = 0;
+    for (const auto block : decoder.stream(1000, {&cancel, deadline})) {
+      text.insert(text.end(), block.begin(), block.end());
+      if (++n == most) cancel = true;
+    }
+    return n;
+  };
+  const auto never = std::chrono::steady_clock::time_point::max();
+  decoder.start(prompt);
+  for (const int most : {0, 1, 3, 0, 2}) {
+    const int before = forwards.load();
+    CHECK(blocks(most, never) == most);
+    CHECK(decoder.stop_reason() == StopReason::cancelled);
+    CHECK(forwards.load() == before + most);
+  }
+  CHECK(blocks(0, std::chrono::steady_clock::now()) == 0);
+  CHECK(decoder.stop_reason() == StopReason::cancelled);  // which comes before a deadline
+  CHECK(blocks(1000, std::chrono::steady_clock::now()) == 0);
+  CHECK(decoder.stop_reason() == StopReason::deadline);
+  model.pause = 2000us;
+  const int some = blocks(1000, std::chrono::steady_clock::now() + 11ms);
+  CHECK(some >= 1);
+  CHECK(some <= 6);
+  CHECK(decoder.stop_reason() == StopReason::deadline);
+  model.pause = 0us;
+  CHECK(blocks(1000, std::chrono::steady_clock::now() + 1h) >= 1);
+  CHECK(decoder.stop_reason() == StopReason::max_tokens);
+  CHECK(text == plain_decode(plain, std::span(prompt), text.size()));
+  CHECK(text.size() > 1000);
+}
+
+TEST_CASE("an interrupt does not hide that the text has ended") {
+  OracleModel<> model(repetitive()), plain(repetitive());
+  DecoderOptions<Token> how;
+  how.end_tokens = {plain_decode(plain, std::span(prompt), 5).back()};
+  Decoder<OracleModel<>, 5, 4, 5> decoder(model, how);
+  const auto ignore = [](Token) {};
+  CHECK(decoder.generate(prompt, 100, ignore).stop == StopReason::end_token);
+  const std::atomic<bool> cancel = true;
+  CHECK(decoder.run(100, ignore, {&cancel}).stop == StopReason::end_token);
+  for (const auto block : decoder.stream(100, {&cancel})) FAIL("a block of " << block.size() << " behind the end");
+  CHECK(decoder.stop_reason() == StopReason::end_token);
 }

@@ -3,6 +3,7 @@
 /// The decoding loop for people who do not own one.
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <concepts>
 #include <cstddef>
@@ -10,7 +11,6 @@
 #include <functional>
 #include <iterator>
 #include <span>
-#include <stop_token>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -19,6 +19,7 @@
 #include "lookahead/errors.hpp"
 #include "lookahead/lookahead_step.hpp"
 #include "lookahead/model.hpp"
+#include "lookahead/sink.hpp"
 #include "lookahead/verify_policy.hpp"
 
 namespace lookahead {
@@ -36,21 +37,8 @@ enum class StopReason : std::uint8_t {
 
 /// What may end a run between two steps; nothing is lost, another run goes on.
 struct Interrupt {
-  std::stop_token cancel{};
+  const std::atomic<bool>* cancel = nullptr;  ///< ends the run once it is true; any thread may set it; null: never
   std::chrono::steady_clock::time_point deadline = std::chrono::steady_clock::time_point::max();
-};
-
-/// What a sink takes of a block before it is committed.
-struct Admission {
-  std::size_t tokens;  ///< the first so many, at least 1
-  bool stop;           ///< the text ends with them
-};
-
-/// A sink that may end a text in the middle of a block: `sink.admit(block)` says how many tokens it will take. It is
-/// called before the commit and changes nothing that matters; the sink is then called with those tokens.
-template <class S, class Token>
-concept AdmittingSink = requires(S& sink, std::span<const Token> block) {
-  { sink.admit(block) } -> std::same_as<Admission>;
 };
 
 /// What a decoder may do; the defaults suit a CPU.
@@ -191,11 +179,7 @@ class Decoder {
     require_text();
     Generation total;
     do {
-      const bool cancelled = interrupt.cancel.stop_requested();
-      if (cancelled || std::chrono::steady_clock::now() >= interrupt.deadline) {
-        if (!ended()) stop_ = cancelled ? StopReason::cancelled : StopReason::deadline;
-        break;
-      }
+      if (interrupted(interrupt)) break;
       const std::span<const token_type> block = advance(max_tokens - total.tokens, sink);
       if (stepped_) {
         const auto& report = step_.report();
@@ -221,10 +205,11 @@ class Decoder {
   }
 
   /// The blocks of up to `max_tokens` more tokens as an input range: `for (auto block : decoder.stream(n))`. Each step
-  /// runs when its block is asked for; a block is valid until the next one is.
-  [[nodiscard]] auto stream(std::size_t max_tokens) {
+  /// runs when its block is asked for; a block is valid until the next one is. `stop_reason()` says why the range
+  /// ended. Throws InvalidArgument where there is no text.
+  [[nodiscard]] auto stream(std::size_t max_tokens, const Interrupt& interrupt = {}) {
     require_text();
-    return Stream(*this, max_tokens);
+    return Stream(*this, max_tokens, interrupt);
   }
 
   /// The account of the last step.
@@ -263,7 +248,8 @@ class Decoder {
  private:
   class Stream {
    public:
-    Stream(Decoder& decoder, std::size_t max_tokens) : decoder_(decoder), left_(max_tokens) {}
+    Stream(Decoder& decoder, std::size_t max_tokens, const Interrupt& interrupt)
+        : decoder_(decoder), left_(max_tokens), interrupt_(interrupt) {}
 
     class Iterator {
      public:
@@ -292,13 +278,14 @@ class Decoder {
     void next() {
       const auto ignore = [](std::span<const token_type>) {};
       do {
-        block_ = decoder_.advance(left_, ignore);
+        block_ = decoder_.interrupted(interrupt_) ? std::span<const token_type>{} : decoder_.advance(left_, ignore);
       } while (block_.empty() && decoder_.stop_ == StopReason::running);
       left_ -= block_.size();
     }
 
     Decoder& decoder_;
     std::size_t left_;
+    Interrupt interrupt_;
     std::span<const token_type> block_;
   };
 
@@ -316,7 +303,7 @@ class Decoder {
 
   /// Tells the policy of input that is about to stand behind the text.
   void observe(std::span<const token_type> tokens) {
-    if constexpr (requires { verify_.observe(text_.size(), tokens); }) verify_.observe(text_.size(), tokens);
+    if constexpr (ObservingPolicy<V, token_type>) verify_.observe(text_.size(), tokens);
   }
 
   template <class Sink>
@@ -428,6 +415,14 @@ class Decoder {
   /// Room for `count` more tokens of text, so that adding them cannot fail.
   void reserve(std::size_t count) {
     if (text_.capacity() - text_.size() < count) text_.reserve(std::max(2 * text_.capacity(), text_.size() + count));
+  }
+
+  /// Whether a run ends here, and if so, why.
+  bool interrupted(const Interrupt& interrupt) noexcept {
+    const bool cancelled = interrupt.cancel != nullptr && interrupt.cancel->load();
+    if (!cancelled && std::chrono::steady_clock::now() < interrupt.deadline) return false;
+    if (!ended()) stop_ = cancelled ? StopReason::cancelled : StopReason::deadline;
+    return true;
   }
 
   /// Whether only more input lets the text go on.

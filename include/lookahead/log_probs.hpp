@@ -37,7 +37,7 @@ class LogProbs {
   void observe(std::size_t position, std::span<const Token> tokens) {
     resize(position);
     resize(position + tokens.size());
-    if constexpr (requires { policy_.observe(position, tokens); }) policy_.observe(position, tokens);
+    if constexpr (ObservingPolicy<V, Token>) policy_.observe(position, tokens);
   }
 
   template <LogitsModel M>

@@ -16,6 +16,7 @@
 #include "lookahead/processors.hpp"      // IWYU pragma: export
 #include "lookahead/sample_verify.hpp"   // IWYU pragma: export
 #include "lookahead/shape.hpp"           // IWYU pragma: export
+#include "lookahead/sink.hpp"            // IWYU pragma: export
 #include "lookahead/step_report.hpp"     // IWYU pragma: export
 #include "lookahead/text_stream.hpp"     // IWYU pragma: export
 #include "lookahead/token_tree.hpp"      // IWYU pragma: export

@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include "lookahead/decoder.hpp"
 #include "lookahead/errors.hpp"
+#include "lookahead/sink.hpp"
 
 namespace lookahead {
 

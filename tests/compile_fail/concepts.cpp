@@ -12,6 +12,9 @@
 // LOOKAHEAD_WITH_VOID_COMMIT: CommitsPaths
 // LOOKAHEAD_WITHOUT_CHOICES: ReadsChoices
 // LOOKAHEAD_WITHOUT_SELECT: VerifyPolicy
+// LOOKAHEAD_WITH_OBSERVE_WITHOUT_POSITION: ObserveIsCallable
+// LOOKAHEAD_WITH_OBSERVE_IN_WRONG_ORDER: ObserveIsCallable
+// LOOKAHEAD_WITH_PRIVATE_OBSERVE: ObserveIsCallable
 
 #include <cstddef>
 #include <cstdint>
@@ -58,6 +61,17 @@ struct Engine {
 struct Policy {
 #ifndef LOOKAHEAD_WITHOUT_SELECT
   std::int32_t select(Engine& engine, int row, std::int64_t position);
+#endif
+#if defined(LOOKAHEAD_WITH_OBSERVE_WITHOUT_POSITION)
+  void observe(std::span<const std::int32_t> tokens);
+#elif defined(LOOKAHEAD_WITH_OBSERVE_IN_WRONG_ORDER)
+  template <class Token>
+  void observe(std::span<const Token> tokens, std::size_t position);
+#else
+#ifdef LOOKAHEAD_WITH_PRIVATE_OBSERVE
+ private:
+#endif
+  void observe(std::size_t position, std::span<const std::int32_t> tokens);
 #endif
 };
 
