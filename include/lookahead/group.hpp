@@ -53,8 +53,21 @@ concept Group = requires(const G& g, int* a, std::uint64_t* k, int n) {
   { g.tile() } -> Tile;
 };
 
-/// A tile of one thread: a loop over the lanes that the compiler turns into vector code.
-struct SerialTile {
+/// Words that no other thread writes meanwhile.
+struct PlainWords {
+  [[nodiscard]] static LOOKAHEAD_HD std::uint32_t load(const std::uint32_t* word) { return *word; }
+  static LOOKAHEAD_HD void store(std::uint32_t* word, std::uint32_t value) { *word = value; }
+#if defined(__SSE2__) && !defined(__CUDA_ARCH__)
+  [[nodiscard]] static __m128i load_four(const std::uint32_t* words) {
+    return _mm_load_si128(reinterpret_cast<const __m128i*>(words));
+  }
+#endif
+};
+
+/// A tile of one thread: a loop over the lanes that the compiler turns into vector code. `Words` says how memory is
+/// read and written.
+template <class Words>
+struct HostTile {
   [[nodiscard]] LOOKAHEAD_HD int rank() const { return tile_rank; }
   [[nodiscard]] LOOKAHEAD_HD int count() const { return tile_count; }
 
@@ -82,7 +95,7 @@ struct SerialTile {
 
   [[nodiscard]] LOOKAHEAD_HD int oldest(const std::uint32_t* words) const {
     int lane = 0;
-    for (int i = 1; i < 32; ++i) lane = words[i] < words[lane] ? i : lane;
+    for (int i = 1; i < 32; ++i) lane = Words::load(words + i) < Words::load(words + lane) ? i : lane;
     return lane;
   }
 
@@ -93,9 +106,9 @@ struct SerialTile {
 #endif
   }
 
-  LOOKAHEAD_HD void store(std::uint32_t* word, std::uint32_t value) const { *word = value; }
+  LOOKAHEAD_HD void store(std::uint32_t* word, std::uint32_t value) const { Words::store(word, value); }
 
-  [[nodiscard]] LOOKAHEAD_HD std::uint32_t load(const std::uint32_t* word) const { return *word; }
+  [[nodiscard]] LOOKAHEAD_HD std::uint32_t load(const std::uint32_t* word) const { return Words::load(word); }
 
   int tile_rank = 0, tile_count = 1;
 
@@ -105,18 +118,20 @@ struct SerialTile {
   static LOOKAHEAD_HD std::uint32_t lanes(const std::uint32_t* words, const Test& test) {
     std::uint32_t bits = 0;
 #if defined(__SSE2__) && !defined(__CUDA_ARCH__)
-    const auto four = [&](int i) { return test(_mm_load_si128(reinterpret_cast<const __m128i*>(words) + i)); };
+    const auto four = [&](int i) { return test(Words::load_four(words + 4 * i)); };
     for (int i = 0; i < 2; ++i) {
       const __m128i low = _mm_packs_epi32(four(4 * i), four(4 * i + 1));
       const __m128i high = _mm_packs_epi32(four(4 * i + 2), four(4 * i + 3));
       bits |= static_cast<std::uint32_t>(_mm_movemask_epi8(_mm_packs_epi16(low, high))) << (16 * i);
     }
 #else
-    for (int i = 0; i < 32; ++i) bits |= static_cast<std::uint32_t>(test(words[i])) << i;
+    for (int i = 0; i < 32; ++i) bits |= static_cast<std::uint32_t>(test(Words::load(words + i))) << i;
 #endif
     return bits;
   }
 };
+
+using SerialTile = HostTile<PlainWords>;
 
 /// One thread. The classes that users see on a host are instances of this group.
 struct SerialGroup {

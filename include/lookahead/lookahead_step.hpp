@@ -34,8 +34,8 @@ struct Proposal {
 /// each, and fewer rows; every choice gives the same text. At every step boundary the committed context is all reported
 /// tokens except the pending chain, whose last token, the root, is the newest.
 ///
-/// State is trivially copyable: a copy is a fork. A pool goes along as an argument, so that several requests may share
-/// it one after another.
+/// State is trivially copyable: a copy is a fork. A pool goes along as an argument: an `NGramPool`, which several
+/// requests may use one after another, or a view of a `SharedNGramPool`, which they may use at once.
 template <int W = 15, int N = 5, int G = 15, class Token = std::int32_t>
 class Lookahead {
   static_assert(W >= 1, "A window has at least one column: pass shape.w = 0 to run without it.");
@@ -53,13 +53,13 @@ class Lookahead {
                        max_depth = State::max_depth;
 
   using Tree = TokenTreeStorage<Token, max_rows>;
-  using Pool = NGramPool<Token>;
   using Report = StepReport<max_block>;
 
   /// Begins a request. All prompt tokens but the last must be in the engine's context before the engine evaluates the
   /// first tree; the last is the root. `seed` picks the window's first guesses. The pool is used as it is.
   /// Precondition: the prompt has 1 to 2^30 tokens. O(prompt.size()).
-  void start(Pool& pool, std::span<const Token> prompt, std::uint64_t seed = 0) noexcept {
+  template <PoolOf<Token> P>
+  void start(P&& pool, std::span<const Token> prompt, std::uint64_t seed = 0) noexcept {
     assert(!prompt.empty());
     Scratch scratch;
     detail::start(SerialGroup{}, state_, pool.ref(), prompt.data(), static_cast<int>(prompt.size()), seed, scratch);
@@ -71,7 +71,8 @@ class Lookahead {
   /// tree is evaluated: 0 where the pending chain takes them all, which it does as long as it then has at most `room`
   /// tokens (the rows that a step may have, so that one step evaluates it). Precondition: `start` was called and no
   /// step is planned. O(tokens.size()).
-  std::size_t append(Pool& pool, std::span<const Token> tokens, std::size_t room = max_pending) noexcept {
+  template <PoolOf<Token> P>
+  std::size_t append(P&& pool, std::span<const Token> tokens, std::size_t room = max_pending) noexcept {
     assert(!planned_ && state_.pending_count > 0);
     Scratch scratch;
     return static_cast<std::size_t>(detail::append(SerialGroup{}, state_, pool.ref(), tokens.data(),
@@ -104,7 +105,8 @@ class Lookahead {
   /// Writes the tree of the next step into `out`. With fewer rows allowed than are pending, the tree holds the first of
   /// them, wants no logits and yields no token; with no row allowed it is empty. Same state, pool and arguments,
   /// same tree. Preconditions: `start` was called and no step is planned.
-  void plan(Pool& pool, const Shape& shape, const Limits& limits, Tree& out) noexcept {
+  template <PoolOf<Token> P>
+  void plan(P&& pool, const Shape& shape, const Limits& limits, Tree& out) noexcept {
     assert(!planned_ && state_.pending_count > 0);
     Scratch scratch;
     detail::plan(SerialGroup{}, state_, pool.ref(), shape, limits, out, scratch);
@@ -152,7 +154,8 @@ class Lookahead {
   /// Takes the proposal, after the engine has appended the first `kept` rows of its path to the context: scores the
   /// estimates, harvests and rolls the window, feeds the pool. Preconditions: a step is resolved;
   /// tree.root() < kept <= proposal.path.size(), as the `Model` concept demands of `commit`.
-  void apply(Pool& pool, std::size_t kept) noexcept {
+  template <PoolOf<Token> P>
+  void apply(P&& pool, std::size_t kept) noexcept {
     assert(resolved_ && kept <= static_cast<std::size_t>(state_.path_count) && static_cast<int>(kept) > tree_->root);
     Scratch scratch;
     detail::apply(SerialGroup{}, state_, pool.ref(), *tree_, static_cast<int>(kept), scratch);

@@ -2,10 +2,12 @@
 /// @file ngram_pool.hpp
 /// One bounded table for every source of n-grams.
 
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "lookahead/detail/config.hpp"
@@ -68,106 +70,141 @@ struct PoolInsert {
   std::uint32_t token[8];
 };
 
-/// The pool as algorithms see it, on a host or a device: a trivially copyable reference. `NGramPool` owns the memory.
-struct NGramPoolRef {
-  /// `now` is the stamp of the newest entry. A pool that comes near the end of the stamps is emptied.
-  struct Clock {
-    std::uint32_t now, floor;
-  };
-  static constexpr std::uint32_t last_stamp = 0xFFFF0000U;
+/// `now` is the stamp of the newest entry. A pool that comes near the end of the stamps is emptied.
+struct PoolClock {
+  std::uint32_t now, floor;
+};
+
+/// How the memory of a private pool is reached: plainly. `PoolRef` says what an access does.
+struct PrivateAccess {
+  [[nodiscard]] LOOKAHEAD_HD static std::uint64_t place(std::uint64_t context) { return context; }
+  template <class Tile>
+  [[nodiscard]] LOOKAHEAD_HD static const Tile& words(const Tile& tile) {
+    return tile;
+  }
+  [[nodiscard]] LOOKAHEAD_HD static bool admits(std::uint32_t) { return true; }
+  [[nodiscard]] LOOKAHEAD_HD static bool enter(std::uint32_t, const PoolClock&, std::uint32_t) { return true; }
+  LOOKAHEAD_HD static void leave(std::uint32_t) {}
+  LOOKAHEAD_HD static void advance(PoolClock& clock, std::uint32_t now, std::uint32_t count) {
+    clock.now = now + count;
+  }
+  LOOKAHEAD_GROUP_FN template <class Gr>
+  LOOKAHEAD_HD static void empty(const Gr& g, PoolSet* sets, std::uint32_t set_count, PoolClock& clock) {
+    for (std::uint32_t s = static_cast<std::uint32_t>(g.rank()); s < set_count;
+         s += static_cast<std::uint32_t>(g.size()))
+      for (std::uint32_t& stamp : sets[s].stamp) stamp = 0;
+    g.sync();
+    if (g.rank() == 0) clock = {0, 0};
+    g.sync();
+  }
+};
+
+/// A pool as algorithms see it, on a host or a device: a trivially copyable reference; `NGramPool` or `SharedNGramPool`
+/// owns the memory. An access has, besides what it may know:
+/// 1. `place(context)`: the hash under which a context is filed.
+/// 2. `words(tile)`: the tile through which all words of the pool are read and written.
+/// 3. `admits(token)`: whether a look-up may give a token.
+/// 4. `enter(set, clock, stamp)` comes before the writes of one insertion, `leave(set)` behind them; where it is false,
+/// nothing is filed.
+/// 5. `advance(clock, now, count)`: `count` stamps behind `now` are used; one thread of a group calls it.
+/// 6. `empty(group, sets, set_count, clock)` takes all entries away, so that stamps begin anew.
+template <class Access>
+struct PoolRef {
+  using Clock = PoolClock;
+  static constexpr std::uint32_t last_stamp = 0xF0000000U;
 
   PoolSet* sets;
   std::uint32_t set_count;
   Clock* clock;
-
-  [[nodiscard]] LOOKAHEAD_HD std::uint32_t index(std::uint64_t context) const {
-    return static_cast<std::uint32_t>(((context >> 32) * set_count) >> 32);
-  }
-  [[nodiscard]] static LOOKAHEAD_HD std::uint32_t key(std::uint64_t context, Source source, int rank) {
-    return (static_cast<std::uint32_t>(context) & PoolSet::fingerprint_mask) | static_cast<std::uint32_t>(source) << 3 |
-           static_cast<std::uint32_t>(rank);
-  }
+  [[no_unique_address]] Access access{};
 
   /// Announces a look-up: those that are announced together wait for memory together.
-  template <class Tile>
+  LOOKAHEAD_GROUP_FN template <class Tile>
   LOOKAHEAD_HD void prefetch(const Tile& tile, std::uint64_t context) const {
-    tile.prefetch(sets[index(context)].key);
+    tile.prefetch(sets[index(access.place(context))].key);
   }
 
   /// Files one thing with a stamp that is newer than all others. Entries are equal when context, source and token are
   /// (for recycled entries: context, source and rank). An equal entry gets the new stamp, else the oldest slot of the
   /// set goes. O(1).
-  template <class Tile>
+  LOOKAHEAD_GROUP_FN template <class Tile>
   LOOKAHEAD_HD void insert(const Tile& tile, const PoolInsert& what, std::uint32_t stamp) const {
-    PoolSet& set = sets[index(what.context)];
+    const std::uint64_t context = access.place(what.context);
+    const std::uint32_t which = index(context);
+    if (!access.enter(which, *clock, stamp)) return;
+    const auto& words = access.words(tile);
+    PoolSet& set = sets[which];
     for (int rank = 0; rank < what.count; ++rank) {
       const bool recycled = what.source == Source::recycled;
-      const std::uint32_t k = key(what.context, what.source, recycled ? rank : 0);
-      std::uint32_t same = tile.match(set.key, ~0U, k);
-      if (same != 0 && !recycled) same &= tile.match(set.token, ~0U, what.token[rank]);
-      const int lane = same != 0 ? lowest(same) : tile.oldest(set.stamp);
-      tile.store(&set.key[lane], k);
-      tile.store(&set.token[lane], what.token[rank]);
-      tile.store(&set.stamp[lane], stamp);
+      const std::uint32_t k = key(context, what.source, recycled ? rank : 0);
+      std::uint32_t same = words.match(set.key, ~0U, k);
+      if (same != 0 && !recycled) same &= words.match(set.token, ~0U, what.token[rank]);
+      const int lane = same != 0 ? lowest(same) : words.oldest(set.stamp);
+      words.store(&set.key[lane], k);
+      words.store(&set.token[lane], what.token[rank]);
+      words.store(&set.stamp[lane], stamp);
     }
+    access.leave(which);
   }
 
   /// Calls visit(source, rank, token, stamp) for every entry of a context. The rank of text and window entries is their
   /// recency among the entries of that context and source, 0 for the newest, at most 7. O(1).
-  template <class Tile, class Visit>
+  LOOKAHEAD_GROUP_FN template <class Tile, class Visit>
   LOOKAHEAD_HD void for_each(const Tile& tile, std::uint64_t context, Visit&& visit) const {
-    const PoolSet& set = sets[index(context)];
+    const std::uint64_t placed = access.place(context);
+    const auto& words = access.words(tile);
+    const PoolSet& set = sets[index(placed)];
     std::uint32_t found =
-        tile.match(set.key, PoolSet::fingerprint_mask, static_cast<std::uint32_t>(context) & PoolSet::fingerprint_mask);
+        words.match(set.key, PoolSet::fingerprint_mask, static_cast<std::uint32_t>(placed) & PoolSet::fingerprint_mask);
     for (; found != 0; found &= found - 1) {
       const int lane = lowest(found);
-      const std::uint32_t stamp = tile.load(&set.stamp[lane]);
-      if (stamp <= clock->floor) continue;
-      const std::uint32_t k = tile.load(&set.key[lane]);
+      const std::uint32_t stamp = words.load(&set.stamp[lane]);
+      if (stamp <= words.load(&clock->floor)) continue;
+      const std::uint32_t k = words.load(&set.key[lane]);
       const auto source = static_cast<Source>(k >> 3 & 3);
       int rank = static_cast<int>(k & 7);
       if (source != Source::recycled) {
-        const int newer = count_of(tile.match(set.key, ~0U, k) & tile.greater(set.stamp, stamp));
+        const int newer = count_of(words.match(set.key, ~0U, k) & words.greater(set.stamp, stamp));
         rank = newer < 7 ? newer : 7;
       }
-      visit(source, rank, tile.load(&set.token[lane]), stamp);
+      const std::uint32_t token = words.load(&set.token[lane]);
+      if (access.admits(token)) visit(source, rank, token, stamp);
     }
   }
 
   /// Files `count` things in order, by all threads of the group; a set belongs to one tile, which keeps the order.
+  /// At most 2^16 things.
   LOOKAHEAD_GROUP_FN template <class Gr>
   LOOKAHEAD_HD void insert_all(const Gr& g, const PoolInsert* what, int count) const {
-    if (clock->now > last_stamp) empty(g);
     const auto tile = g.tile();
-    const std::uint32_t now = clock->now;
+    const auto& words = access.words(tile);
+    if (words.load(&clock->now) > last_stamp) access.empty(g, sets, set_count, *clock);
+    const std::uint32_t now = words.load(&clock->now);
     for (int i = 0; i < count; ++i) {
       if (constexpr int ahead = 8; i + ahead < count && what[i + ahead].count != 0) {
-        const PoolSet& set = sets[index(what[i + ahead].context)];
+        const PoolSet& set = sets[index(access.place(what[i + ahead].context))];
         tile.prefetch(set.key);
         tile.prefetch(set.token);
         tile.prefetch(set.stamp);
       }
-      if (what[i].count == 0 ||
-          index(what[i].context) % static_cast<std::uint32_t>(tile.count()) != static_cast<std::uint32_t>(tile.rank()))
+      if (what[i].count == 0 || index(access.place(what[i].context)) % static_cast<std::uint32_t>(tile.count()) !=
+                                    static_cast<std::uint32_t>(tile.rank()))
         continue;
       insert(tile, what[i], now + 1 + static_cast<std::uint32_t>(i));
     }
     g.sync();
-    if (g.rank() == 0) clock->now = now + static_cast<std::uint32_t>(count);
+    if (g.rank() == 0) access.advance(*clock, now, static_cast<std::uint32_t>(count));
     g.sync();
   }
 
  private:
-  LOOKAHEAD_GROUP_FN template <class Gr>
-  LOOKAHEAD_HD void empty(const Gr& g) const {
-    for (std::uint32_t s = static_cast<std::uint32_t>(g.rank()); s < set_count;
-         s += static_cast<std::uint32_t>(g.size()))
-      for (int i = 0; i < PoolSet::slots; ++i) sets[s].stamp[i] = 0;
-    g.sync();
-    if (g.rank() == 0) *clock = {0, 0};
-    g.sync();
+  [[nodiscard]] LOOKAHEAD_HD std::uint32_t index(std::uint64_t placed) const {
+    return static_cast<std::uint32_t>(((placed >> 32) * set_count) >> 32);
   }
-
+  [[nodiscard]] static LOOKAHEAD_HD std::uint32_t key(std::uint64_t placed, Source source, int rank) {
+    return (static_cast<std::uint32_t>(placed) & PoolSet::fingerprint_mask) | static_cast<std::uint32_t>(source) << 3 |
+           static_cast<std::uint32_t>(rank);
+  }
   [[nodiscard]] static LOOKAHEAD_HD int count_of(std::uint32_t bits) {
 #if defined(__CUDA_ARCH__)
     return __popc(bits);
@@ -183,6 +220,8 @@ struct NGramPoolRef {
 #endif
   }
 };
+
+using NGramPoolRef = PoolRef<PrivateAccess>;
 
 /// The newest tokens of a text, as far back as the longest context reaches.
 template <class Token>
@@ -201,9 +240,9 @@ struct TextScratch {
 
 /// Files `count` tokens that follow the text that ends in `tail`, each under its contexts, in order; moves `tail`
 /// along.
-LOOKAHEAD_GROUP_FN template <class Gr, class Token>
-LOOKAHEAD_HD void file_text(const Gr& g, const NGramPoolRef& pool, TextTail<Token>& tail, const Token* tokens,
-                            int count, TextScratch<Token>& scratch) {
+LOOKAHEAD_GROUP_FN template <class Gr, class Pool, class Token>
+LOOKAHEAD_HD void file_text(const Gr& g, const Pool& pool, TextTail<Token>& tail, const Token* tokens, int count,
+                            TextScratch<Token>& scratch) {
   for (int done = 0; done < count; done += TextScratch<Token>::chunk) {
     const int before = tail.count;
     const int m = count - done < TextScratch<Token>::chunk ? count - done : TextScratch<Token>::chunk;
@@ -238,6 +277,12 @@ LOOKAHEAD_HD void file_text(const Gr& g, const NGramPoolRef& pool, TextTail<Toke
     g.sync();
   }
 }
+
+/// What `Lookahead` drafts from: an `NGramPool`, or a view of a `SharedNGramPool`. 1. `ref()` is a `PoolRef`.
+template <class P, class Token>
+concept PoolOf = std::same_as<typename std::remove_cvref_t<P>::token_type, Token> && requires(P& pool) {
+  pool.ref();
+};
 
 /// A bounded table of n-grams from every source, private to one request: an n-gram is filed under its first tokens (the
 /// *context*) and gives the next token. `Lookahead` fills and reads it; a caller may add texts of its own.
@@ -288,7 +333,7 @@ class NGramPool {
   }
 
   std::vector<PoolSet> sets_;
-  NGramPoolRef::Clock clock_{0, 0};
+  PoolClock clock_{0, 0};
 };
 
 }  // namespace lookahead

@@ -71,8 +71,8 @@ LOOKAHEAD_HD int context_hashes(const RowToken* tokens, const std::int32_t* pare
 
 /// The candidates that the given contexts offer. `rate(class, stamp)` is the estimate of one, 0 leaves it out;
 /// `rate.wants(i)` may be false where it would leave out all that contexts[i] offers.
-template <class Tile, class Rate>
-LOOKAHEAD_HD CandidateList collect(const Tile& tile, const NGramPoolRef& pool, const std::uint64_t* contexts, int count,
+LOOKAHEAD_GROUP_FN template <class Tile, class Pool, class Rate>
+LOOKAHEAD_HD CandidateList collect(const Tile& tile, const Pool& pool, const std::uint64_t* contexts, int count,
                                    const Rate& rate) {
   CandidateList list;
   list.count = 0;

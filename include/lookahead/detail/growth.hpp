@@ -79,8 +79,8 @@ LOOKAHEAD_HD inline int count_below(const std::uint64_t* keys, int n, std::uint6
 /// candidate shares them. At most `rows_left` rows are added and at most `logits_left` become wanted; nothing lies
 /// deeper than `max_depth`. Since reach never rises along a path, keeping the best of every level gives the same set as
 /// growing best-first.
-LOOKAHEAD_GROUP_FN template <Group Gr, class Token, int R>
-LOOKAHEAD_HD void grow(const Gr& g, const NGramPoolRef& pool, const Estimates& estimates, const TextTail<Token>& tail,
+LOOKAHEAD_GROUP_FN template <Group Gr, class Pool, class Token, int R>
+LOOKAHEAD_HD void grow(const Gr& g, const Pool& pool, const Estimates& estimates, const TextTail<Token>& tail,
                        TokenTreeStorage<Token, R>& tree, RowNotes<R>& notes, int rows_left, int logits_left,
                        int max_depth, GrowthScratch<R>& s) {
   constexpr int width = GrowthScratch<R>::width;

@@ -46,9 +46,8 @@ struct RateNewest {
 /// Enumerates the leaf chains under the root's token to depth `length`, level by level, and keeps the `limit` chains
 /// with the newest last stamps. Every token is looked up by the tokens between the root and itself, as far back as
 /// n-grams are filed. Text and window entries only. The result is in s.guess[0..s.count), newest first.
-LOOKAHEAD_GROUP_FN template <Group Gr, class Token, int G, int D>
-LOOKAHEAD_HD void enumerate(const Gr& g, const NGramPoolRef& pool, Token root, int limit, int length,
-                            GuessScratch<G, D>& s) {
+LOOKAHEAD_GROUP_FN template <Group Gr, class Pool, class Token, int G, int D>
+LOOKAHEAD_HD void enumerate(const Gr& g, const Pool& pool, Token root, int limit, int length, GuessScratch<G, D>& s) {
   constexpr int width = GuessScratch<G, D>::width;
   if (g.rank() == 0) {
     s.count = limit > 0 ? 1 : 0;

@@ -87,9 +87,9 @@ struct StepScratch {
 };
 
 /// Begins a request: files the prompt, fills the window; the last prompt token is the root.
-LOOKAHEAD_GROUP_FN template <Group Gr, int W, int N, int G, class Token>
-LOOKAHEAD_HD void start(const Gr& g, StepState<W, N, G, Token>& s, const NGramPoolRef& pool, const Token* prompt,
-                        int count, std::uint64_t seed, StepScratch<W, N, G, Token>& scratch) {
+LOOKAHEAD_GROUP_FN template <Group Gr, int W, int N, int G, class Token, class Pool>
+LOOKAHEAD_HD void start(const Gr& g, StepState<W, N, G, Token>& s, const Pool& pool, const Token* prompt, int count,
+                        std::uint64_t seed, StepScratch<W, N, G, Token>& scratch) {
   if (g.rank() == 0) {
     s.window.start(prompt, count, seed);
     s.estimates.reset();
@@ -113,9 +113,9 @@ LOOKAHEAD_HD constexpr int gained_by(int pending, int count, int room) {
 
 /// More input: the pending chain takes it where it fits; else all but the last token belongs to the context.
 /// Returns how many tokens the context gained.
-LOOKAHEAD_GROUP_FN template <Group Gr, int W, int N, int G, class Token>
-LOOKAHEAD_HD int append(const Gr& g, StepState<W, N, G, Token>& s, const NGramPoolRef& pool, const Token* tokens,
-                        int count, int room, StepScratch<W, N, G, Token>& scratch) {
+LOOKAHEAD_GROUP_FN template <Group Gr, int W, int N, int G, class Token, class Pool>
+LOOKAHEAD_HD int append(const Gr& g, StepState<W, N, G, Token>& s, const Pool& pool, const Token* tokens, int count,
+                        int room, StepScratch<W, N, G, Token>& scratch) {
   if (count == 0) return 0;
   const int gained = gained_by<StepState<W, N, G, Token>>(s.pending_count, count, room);
   g.sync();
@@ -193,9 +193,9 @@ struct GuessChains {
 };
 
 /// Writes the tree of the next step.
-LOOKAHEAD_GROUP_FN template <Group Gr, int W, int N, int G, class Token, int R>
-LOOKAHEAD_HD void plan(const Gr& g, StepState<W, N, G, Token>& s, const NGramPoolRef& pool, const Shape& shape,
-                       Limits limits, TokenTreeStorage<Token, R>& tree, StepScratch<W, N, G, Token>& scratch) {
+LOOKAHEAD_GROUP_FN template <Group Gr, int W, int N, int G, class Token, int R, class Pool>
+LOOKAHEAD_HD void plan(const Gr& g, StepState<W, N, G, Token>& s, const Pool& pool, const Shape& shape, Limits limits,
+                       TokenTreeStorage<Token, R>& tree, StepScratch<W, N, G, Token>& scratch) {
   static_assert(R == StepState<W, N, G, Token>::max_rows);
   // No limit beyond the number of rows says anything more, and none overflows.
   limits.logit_rows = max(0, min(limits.logit_rows, R));
@@ -341,8 +341,8 @@ struct RateAll {
 
 /// Takes the proposal: scores the estimates, harvests and rolls the window, feeds the pool. `kept` rows of the path are
 /// in the context now; the others, and the last selected token, are the next pending chain.
-LOOKAHEAD_GROUP_FN template <Group Gr, int W, int N, int G, class Token, int R>
-LOOKAHEAD_HD void apply(const Gr& g, StepState<W, N, G, Token>& s, const NGramPoolRef& pool,
+LOOKAHEAD_GROUP_FN template <Group Gr, int W, int N, int G, class Token, int R, class Pool>
+LOOKAHEAD_HD void apply(const Gr& g, StepState<W, N, G, Token>& s, const Pool& pool,
                         const TokenTreeStorage<Token, R>& tree, int kept, StepScratch<W, N, G, Token>& scratch) {
   auto& a = scratch.apply;
   const int root = tree.root, count = s.selected_count;
