@@ -174,7 +174,9 @@ void declare_options(CLI::App& app, Options& o) {
       ->check(whole_number)
       ->capture_default_str();
   app.add_flag("--plain", o.plain, "Plain decoding only, one row a forward pass, whatever the shape");
-  app.add_flag("--json", o.json, "Print one JSON object and nothing else");
+  app.add_flag("--json", o.json,
+               "Print one JSON object and nothing else; expected_per_step is null where no rows are chosen by their "
+               "chances");
 }
 
 std::string read_prompt(std::istream& in, const std::string& name) {
@@ -332,10 +334,7 @@ Outcome decode(Decoder& decoder, const Options& o, const Tokenizer& tokenizer, S
 }
 
 Policy policy_of(const Options& o) {
-  if (!(o.repeat_penalty > 0))
-    throw lookahead::InvalidArgument("--repeat-penalty is " + std::to_string(o.repeat_penalty) +
-                                     ": choose a number above 0; 1 is no penalty");
-  const Sampler sampler(o.sampling, lookahead::RepetitionPenalty{.penalty = o.repeat_penalty});
+  const Sampler sampler(o.sampling, lookahead::RepetitionPenalty({.penalty = o.repeat_penalty}));
   if (o.logprobs) return {LogProbs(sampler, *o.logprobs)};
   if (o.sampling.temperature > 0 || o.repeat_penalty != 1) return {sampler};
   return {};
@@ -412,6 +411,7 @@ std::string describe(const GgufFile& file, const Options& o) {
 }
 
 int run(const Options& o) {
+  const Policy policy = policy_of(o);
   const std::optional<std::string> given = prompt_of(o);
   const GgufFile file = o.model.open();
   const Tokenizer tokenizer(file);
@@ -438,7 +438,6 @@ int run(const Options& o) {
   }
 
   const std::string about = describe(file, o);
-  const Policy policy = policy_of(o);
   Decoder decoder(model, options, policy), plain_decoder(model, plain_options, policy);
   // The first pass reads the weights from the disk, which is charged to neither.
   plain_decoder.generate(std::span(tokens).first(std::min<std::size_t>(1, tokens.size())), 1, [](auto) {});
@@ -462,11 +461,12 @@ int run(const Options& o) {
                          ours.text == plain.text && ours.log_probs == plain.log_probs;
   const double speedup = plain.tokens.empty() ? 1 : ours.tokens_per_second() / plain.tokens_per_second();
   if (o.json) {
+    const bool grows = !o.plain && options.shape.mode == lookahead::ShapeMode::growth && options.shape.g > 0;
     Json result = {{"tokens", ours.total.tokens},
                    {"steps", ours.total.steps},
                    {"tokens_per_step", ours.tokens_per_step()},
                    {"rows_per_step", ours.rows_per_step()},
-                   {"expected_per_step", ours.expected_per_step()},
+                   {"expected_per_step", grows ? Json(ours.expected_per_step()) : Json()},
                    {"tokens_per_second", ours.tokens_per_second()},
                    {"plain_tokens_per_second", plain.tokens_per_second()},
                    {"speedup", speedup},

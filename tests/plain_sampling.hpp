@@ -24,7 +24,7 @@ struct Penalties {
   float repetition = 1;
   std::size_t repetition_last = 64;
   float frequency = 0, presence = 0;
-  std::size_t frequency_last = 0;
+  std::size_t frequency_last = 64;
   std::vector<std::pair<std::int32_t, float>> bias{};
   std::vector<std::int32_t> banned{};
   std::size_t minimum = 0;

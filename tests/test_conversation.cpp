@@ -19,9 +19,11 @@
 #include "plain_sampling.hpp"
 
 #include "lookahead/decoder.hpp"
+#include "lookahead/log_probs.hpp"
 #include "lookahead/processors.hpp"
 #include "lookahead/sample_verify.hpp"
 #include "lookahead/testing/oracle_model.hpp"
+#include "lookahead/verify_policy.hpp"
 
 namespace {
 
@@ -63,7 +65,9 @@ Penalties penalties() {
   return p;
 }
 
-Policy policy(std::uint64_t stream = 0) { return Policy(sampling(stream), {1.05F, 10}, {0.05F}); }
+Policy policy(std::uint64_t stream = 0) {
+  return Policy(sampling(stream), RepetitionPenalty({1.05F, 10}), FrequencyPenalty({0.05F}));
+}
 
 // What plain sampling says behind `text`.
 Tokens truth(const Tokens& text, std::size_t count, std::uint64_t stream = 0) {
@@ -93,6 +97,9 @@ void retry(const Call& call) {
 using Blocks = decltype(std::declval<Sampler<>&>().stream(1));
 static_assert(std::ranges::input_range<Blocks>);
 static_assert(std::is_same_v<std::ranges::range_value_t<Blocks>, std::span<const Token>>);
+static_assert(ObservingPolicy<Policy, Token>);
+static_assert(ObservingPolicy<LogProbs<GreedyVerify>, Token>);
+static_assert(!ObservingPolicy<GreedyVerify, Token> && ObserveIsCallable<GreedyVerify, Token>);
 static_assert(!std::is_copy_constructible_v<Sampler<>>);
 static_assert(std::is_nothrow_move_constructible_v<Sampler<>>);
 

@@ -125,19 +125,21 @@ TEST_CASE("every shape gives the text of plain decoding, and an account that add
   struct Case {
     std::vector<std::string> options;
     double fewest_tokens_per_step, most_rows;
+    bool grows = true;
   };
-  const std::vector<Case> cases = {{{}, 1.5, 8},
-                                   {{"--rows", "4"}, 1.2, 4},
-                                   {{"--rows", "1"}, 1, 1},
-                                   {{"--plain"}, 1, 1},
-                                   {{"--plain", "--shape", "published", "--rows", "50"}, 1, 1},
-                                   {{"--shape", "published"}, 1.2, 153},
-                                   {{"--shape", "published", "--window", "5", "--guesses", "3", "--ngram", "3"}, 1, 50},
-                                   {{"--window", "7", "--ngram", "4", "--rows", "64"}, 1.5, 64},
-                                   {{"--window", "5", "--ngram", "2", "--guesses", "0"}, 1, 8},
-                                   {{"--window", "0", "--guesses", "0"}, 1, 1},
-                                   {{"--window", "3", "--rows", "16", "--seed", "18446744073709551615"}, 1.2, 16},
-                                   {{"--threads", "1", "--context", "200"}, 1.5, 8}};
+  const std::vector<Case> cases = {
+      {{}, 1.5, 8},
+      {{"--rows", "4"}, 1.2, 4},
+      {{"--rows", "1"}, 1, 1},
+      {{"--plain"}, 1, 1, false},
+      {{"--plain", "--shape", "published", "--rows", "50"}, 1, 1, false},
+      {{"--shape", "published"}, 1.2, 153, false},
+      {{"--shape", "published", "--window", "5", "--guesses", "3", "--ngram", "3"}, 1, 50, false},
+      {{"--window", "7", "--ngram", "4", "--rows", "64"}, 1.5, 64},
+      {{"--window", "5", "--ngram", "2", "--guesses", "0"}, 1, 8, false},
+      {{"--window", "0", "--guesses", "0"}, 1, 1, false},
+      {{"--window", "3", "--rows", "16", "--seed", "18446744073709551615"}, 1.2, 16},
+      {{"--threads", "1", "--context", "200"}, 1.5, 8}};
   for (Case c : cases) {
     CAPTURE(json(c.options).dump());
     c.options.insert(c.options.end(), {"--max-tokens", "60", code});
@@ -151,7 +153,8 @@ TEST_CASE("every shape gives the text of plain decoding, and an account that add
     CHECK(o.at("tokens_per_step") >= c.fewest_tokens_per_step);
     CHECK(o.at("rows_per_step") >= 1);
     CHECK(o.at("rows_per_step") <= c.most_rows);
-    CHECK(o.at("expected_per_step") >= 1);
+    CHECK(o.at("expected_per_step").is_null() != c.grows);
+    if (c.grows) CHECK(o.at("expected_per_step") >= 1);
     CHECK(o.at("tokens_per_second") > 0);
     CHECK(o.at("speedup") ==
           doctest::Approx(o.at("tokens_per_second").get<double>() / o.at("plain_tokens_per_second").get<double>()));
@@ -218,7 +221,28 @@ TEST_CASE("sampled, penalised, stopped: the plain run does the same") {
   CHECK(options({"--temperature", "0.9", "--sample-seed", "6"}).at("text") !=
         options({"--temperature", "0.9", "--sample-seed", "7"}).at("text"));
   CHECK(options({"--temperature", "0"}).at("text") == greedy);
-  CHECK(options({"--temperature", "2", "--top-k", "1"}).at("text") == greedy);
+  // Each way to leave the best token alone makes the text greedy.
+  const json hot = options({"--temperature", "2"});
+  CHECK(hot.at("identical") == true);
+  CHECK(hot.at("text") != greedy);
+  CHECK(options({"--temperature", "2", "--top-k", "0", "--top-p", "1", "--min-p", "0", "--sample-seed", "0"})
+            .at("text") == hot.at("text"));
+  for (const std::vector<std::string>& one :
+       {std::vector<std::string>{"--top-k", "1"}, {"--top-p", "1e-6"}, {"--min-p", "1"}}) {
+    const json o = options({"--temperature", "2", one[0], one[1]});
+    CAPTURE(one[0]);
+    CHECK(o.at("identical") == true);
+    CHECK(o.at("text") == greedy);
+  }
+  // Milder values change the text.
+  for (const std::vector<std::string>& one :
+       {std::vector<std::string>{"--top-k", "3"}, {"--top-p", "0.5"}, {"--min-p", "0.2"}}) {
+    const json o = options({"--temperature", "2", one[0], one[1]});
+    CAPTURE(one[0]);
+    CHECK(o.at("identical") == true);
+    CHECK(o.at("text") != greedy);
+    CHECK(o.at("text") != hot.at("text"));
+  }
   CHECK(options({"--repeat-penalty", "1.5"}).at("text") != greedy);
 
   // Every way to stop the greedy text, also inside a token.
@@ -327,7 +351,21 @@ TEST_CASE("what cannot be done is refused with value, limit and remedy") {
   refused(run({"--temperature", "1", "--min-p", "-0.1"}), {"min_p", "-0.1", "from 0 to 1"});
   refused(run({"--temperature", "1", "--top-k", "-3"}), {"--top-k", "-3"});
   refused(run({"--top-k", "3"}), {"--top-k", "--temperature"});
-  refused(run({"--repeat-penalty", "0"}), {"--repeat-penalty", "above 0"});
+  for (const char* value : {"nan", "inf"}) refused(run({"--temperature", value}), {"temperature", value, "0 or more"});
+  refused(run({"--temperature", "hot"}), {"--temperature", "hot"});
+  refused(run({"--temperature", "1", "--top-p", "0"}), {"top_p", "0.0", "above 0"});
+  refused(run({"--temperature", "1", "--top-p", "nan"}), {"top_p", "nan", "up to 1"});
+  refused(run({"--temperature", "1", "--min-p", "1.5"}), {"min_p", "1.5", "from 0 to 1"});
+  refused(run({"--temperature", "1", "--sample-seed", "-1"}), {"--sample-seed", "-1", "from 0 to 2^64 - 1"});
+  for (const char* option : {"--top-p", "--min-p", "--sample-seed"})
+    refused(run({option, "1"}), {option, "--temperature"});
+  for (const char* value : {"0", "-2", "nan", "inf"})
+    refused(run({"--repeat-penalty", value}), {"repetition penalty", value, "above 0"});
+  refused(run({"--logprobs", "-1", code}), {"--logprobs", "-1", "from 0 to 2^64 - 1"});
+  refused(run({"--logprobs", "some", code}), {"--logprobs", "some"});
+  refused(run({code, "--stop"}), {"--stop"});
+  // Nobody waits for a model to be told so.
+  refused(run({"--temperature", "-1", "--model", "missing.gguf"}), {"temperature"});
   refused(run({"--stop", "", code}), {"--stop", "an empty string"});
 
   refused(run({"--prompt-file", "missing.txt"}), {"missing.txt", "cannot be opened"});

@@ -92,7 +92,7 @@ TEST_CASE_TEMPLATE("random requests: the records of plain decoding, bit for bit,
     how.pool_slots = 1024;
 
     using Policy = LogProbs<SampleVerify<Token, FrequencyPenalty, BannedTokens<Token>>>;
-    const Policy policy(SampleVerify(sampling, FrequencyPenalty{0.2F}, BannedTokens<Token>{{1}}), alternatives);
+    const Policy policy(SampleVerify(sampling, FrequencyPenalty({0.2F}), BannedTokens<Token>{{1}}), alternatives);
     const auto decode = [&](const OracleOptions& o, Tokens& text) {
       M model(o);
       Decoder<M, 5, 4, 5, Policy> decoder(model, how, policy);
@@ -221,6 +221,60 @@ TEST_CASE("rolled back, cut short, forked: the records are those of the text tha
   CHECK(std::equal(before.chosen.begin(), before.chosen.end(), both.chosen.begin()));
   CHECK(both.chosen.size() == before.chosen.size() + 20);
   CHECK(records(decoder, 3) == before);
+}
+
+namespace {
+
+// An engine and a policy that break their rules.
+struct Broken {
+  using token_type = Token;
+  std::vector<float> values{1, 2, 3};
+  Tokens best{2, 1};
+  std::size_t count = 2;
+  [[nodiscard]] std::span<const float> logits(int) const { return values; }
+  std::size_t top_tokens(int, std::span<Token> out) const {
+    std::copy_n(best.begin(), std::min(best.size(), out.size()), out.begin());
+    return count;
+  }
+};
+
+struct Chooses {
+  Token token = 0;
+  Token select(Broken&, int, std::int64_t) const { return token; }
+};
+
+}  // namespace
+
+TEST_CASE("a token without a logit is refused, and so are alternatives that cannot be") {
+  Broken model;
+  LogProbs<Chooses> verify(Chooses{}, 2);
+  CHECK(verify.select(model, 0, 0) == 0);
+  CHECK(verify.alternatives(0)[0].token == 2);
+  const auto refuses = [&](const char* message) {
+    CHECK_THROWS_WITH_AS(verify.select(model, 0, 1), message, ContractViolation);
+  };
+  verify.policy().token = 3;
+  refuses("the policy chose token 3 of a row with 3 logits: choose one that has a logit");
+  verify.policy().token = -1;
+  refuses("the policy chose token -1 of a row with 3 logits: choose one that has a logit");
+  verify.policy().token = 1;
+  model.best = {0, 3};
+  refuses("top_tokens chose token 3 of a row with 3 logits: choose one that has a logit");
+  model.best = {-7, 3};
+  refuses("top_tokens chose token -7 of a row with 3 logits: choose one that has a logit");
+  model.count = 3;
+  refuses("top_tokens gave 3 tokens of a row: it must give at most 2");
+  model.values.clear();
+  refuses("the policy chose token 1 of a row with 0 logits: choose one that has a logit");
+
+  // The position gets its record when all is well again.
+  model = Broken{};
+  CHECK(verify.select(model, 0, 1) == 1);
+  CHECK(verify.at(1).token == 1);
+  CHECK(verify.alternatives(0).size() == 2);
+  CHECK(verify.alternatives(1).size() == 2);
+  CHECK(verify.alternatives(1)[1].token == 1);
+  CHECK(verify.alternatives(1)[1].log_prob == verify.at(1).log_prob);
 }
 
 TEST_CASE("more alternatives than tokens, unsigned tokens") {

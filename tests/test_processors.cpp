@@ -55,7 +55,7 @@ void check(Processor processor, const Set& set) {
     const std::size_t vocabulary = 8 + random() % 30;
     std::vector<float> logits(vocabulary);
     for (float& x : logits) x = random() % 10 == 0 ? -inf : static_cast<float>(random() % 2000) / 100 - 10;
-    Tokens text(random() % 40);
+    Tokens text(random() % 100);
     for (Token& t : text) t = static_cast<Token>(random() % std::min<std::size_t>(vocabulary, 12));
     const std::vector<float> expected = processed(std::span<const float>(logits), text, p);
     processor(std::span<float>(logits), std::span<const Token>(text));
@@ -66,23 +66,32 @@ void check(Processor processor, const Set& set) {
 }  // namespace
 
 TEST_CASE("each processor does what its formula says, whatever it saw before") {
-  check(RepetitionPenalty{}, [](Penalties&) {});
-  check(FrequencyPenalty{}, [](Penalties&) {});
+  check(RepetitionPenalty({}), [](Penalties&) {});
+  check(FrequencyPenalty({}), [](Penalties&) {});
   for (const std::size_t last : {0U, 1U, 7U, 64U}) {
     for (const float penalty : {1.3F, 0.5F}) {
-      check(RepetitionPenalty{penalty, last}, [&](Penalties& p) {
+      check(RepetitionPenalty({penalty, last}), [&](Penalties& p) {
         p.repetition = penalty;
         p.repetition_last = last;
       });
     }
     for (const auto& [frequency, presence] : {std::pair{0.3F, 0.0F}, std::pair{0.0F, 0.7F}, std::pair{-0.4F, 0.2F}}) {
-      check(FrequencyPenalty{frequency, presence, last}, [&, f = frequency, q = presence](Penalties& p) {
+      check(FrequencyPenalty({frequency, presence, last}), [&, f = frequency, q = presence](Penalties& p) {
         p.frequency = f;
         p.presence = q;
         p.frequency_last = last;
       });
     }
   }
+  // Both penalties look back equally far unless told otherwise.
+  check(RepetitionPenalty({.penalty = 1.3F}), [](Penalties& p) {
+    p.repetition = 1.3F;
+    p.repetition_last = 64;
+  });
+  check(FrequencyPenalty({.frequency = 0.3F}), [](Penalties& p) {
+    p.frequency = 0.3F;
+    p.frequency_last = 64;
+  });
   const std::vector<std::pair<Token, float>> bias{{3, 1.5F}, {0, -inf}, {7, -2.0F}, {3, 0.25F}};
   check(LogitBias<Token>{bias}, [&](Penalties& p) { p.bias = bias; });
   check(BannedTokens<Token>{{2, 7, 2}}, [](Penalties& p) { p.banned = {2, 7}; });
@@ -92,6 +101,69 @@ TEST_CASE("each processor does what its formula says, whatever it saw before") {
       p.end_tokens = {1, 6};
     });
   }
+}
+
+TEST_CASE(
+    "options that cannot be used are refused: penalties when they are made, tokens when the vocabulary is known") {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const auto repetition = [](float penalty, const std::string& value) {
+    CHECK_THROWS_WITH_AS(
+        RepetitionPenalty({penalty}),
+        ("the repetition penalty is " + value + ": choose a finite number above 0; 1 changes nothing").c_str(),
+        InvalidArgument);
+  };
+  repetition(0, "0.000000");
+  repetition(-1.5F, "-1.500000");
+  repetition(inf, "inf");
+  CHECK_THROWS_AS(RepetitionPenalty({nan}), InvalidArgument);
+  CHECK_NOTHROW(RepetitionPenalty({0.001F}));
+  for (const float bad : {nan, inf, -inf}) {
+    CHECK_THROWS_AS(FrequencyPenalty({.frequency = bad}), InvalidArgument);
+    CHECK_THROWS_AS(FrequencyPenalty({.presence = bad}), InvalidArgument);
+  }
+  CHECK_THROWS_WITH_AS(FrequencyPenalty({.frequency = inf}),
+                       "the frequency penalty is inf: choose a finite number; 0 changes nothing", InvalidArgument);
+  CHECK_THROWS_WITH_AS(FrequencyPenalty({.presence = -inf}),
+                       "the presence penalty is -inf: choose a finite number; 0 changes nothing", InvalidArgument);
+  CHECK_NOTHROW(FrequencyPenalty({-2, -2}));
+
+  std::vector<float> logits(8);
+  const auto refuses = [&](auto processor, const Tokens& text, const std::string& message) {
+    CHECK_THROWS_WITH_AS(processor(std::span<float>(logits), std::span<const Token>(text)), message.c_str(),
+                         InvalidArgument);
+  };
+  const std::string outside = " is outside the vocabulary of 8: take it from this model's tokenizer";
+  for (const Token t : {8, -1, std::numeric_limits<Token>::max(), std::numeric_limits<Token>::min()}) {
+    const std::string token = std::to_string(t);
+    refuses(BannedTokens<Token>{{7, t}}, {}, "the banned token " + token + outside);
+    refuses(LogitBias<Token>{{{0, 1.0F}, {t, 1.0F}}}, {}, "the biased token " + token + outside);
+    refuses(MinimumLength<Token>{1, {t}}, {}, "the end token " + token + outside);
+    refuses(MinimumLength<Token>{1, {t}}, {1, 2}, "the end token " + token + outside);
+    refuses(RepetitionPenalty({2}), {1, t, 1}, "the text's token " + token + outside);
+    refuses(FrequencyPenalty({1}), {1, t, 1}, "the text's token " + token + outside);
+  }
+  refuses(LogitBias<Token>{{{3, inf}}}, {},
+          "the bias of token 3 is inf: choose a finite number, or -infinity to ban it");
+  CHECK_THROWS_AS((LogitBias<Token>{{{3, nan}}}(std::span(logits), std::span<const Token>())), InvalidArgument);
+
+  // What was refused leaves nothing behind.
+  FrequencyPenalty penalty({1});
+  CHECK_THROWS_AS(penalty(std::span(logits), std::span<const Token>(Tokens{3, 3, 9})), InvalidArgument);
+  logits.assign(8, 0);
+  penalty(std::span(logits), std::span<const Token>(Tokens{3, 4}));
+  CHECK(logits == std::vector<float>{0, 0, 0, -1, -1, 0, 0, 0});
+}
+
+TEST_CASE("a decoder whose processor refuses its options has not changed") {
+  OracleOptions options;
+  options.vocabulary = 8;
+  OracleModel<> model(options);
+  SampleVerify verify(SampleOptions{}, BannedTokens<Token>{{8}});
+  Decoder<OracleModel<>, 5, 4, 5, decltype(verify)> decoder(model, {}, verify);
+  decoder.start(Tokens{1, 2, 3});
+  CHECK_THROWS_AS(decoder.run(5, [](Token) { FAIL("a token"); }), InvalidArgument);
+  CHECK(decoder.text().size() == 3);
+  CHECK(model.context_size() == 2);
 }
 
 TEST_CASE("a minimum length counts the prompt, and not the end token") {
@@ -188,7 +260,7 @@ TEST_CASE("a processor that throws: nothing has changed, the step can be tried a
   for (std::size_t at = 3; at < 50; ++at) {
     OracleModel<> model(options);
     int failures = 2;
-    SampleVerify verify(sampling, FrequencyPenalty{0.1F}, [&](std::span<float> logits, std::span<const Token> text) {
+    SampleVerify verify(sampling, FrequencyPenalty({0.1F}), [&](std::span<float> logits, std::span<const Token> text) {
       if (text.size() != at || failures-- <= 0) return;
       logits[0] = inf;
       throw std::runtime_error("not now");

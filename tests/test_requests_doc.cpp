@@ -97,8 +97,8 @@ TEST_CASE("every example runs, and does what is said of it") {
         logits[static_cast<std::size_t>(text[n - 1])] = -std::numeric_limits<float>::infinity();
     };
     SampleVerify verify(SampleOptions{.temperature = 0},  // greedy, from the processed logits
-                        RepetitionPenalty{.penalty = 1.1F, .last = 64},
-                        FrequencyPenalty{.frequency = 0.1F, .presence = 0.1F}, LogitBias<Token>{{{tab, -2.0F}}},
+                        RepetitionPenalty({.penalty = 1.1F, .last = 64}),
+                        FrequencyPenalty({.frequency = 0.1F, .presence = 0.1F}), LogitBias<Token>{{{tab, -2.0F}}},
                         BannedTokens<Token>{{end_tokens}}, MinimumLength<Token>{prompt.size() + 20, end_tokens},
                         no_triples);
     Decoder decoder(model, {}, verify);

@@ -164,8 +164,9 @@ TEST_CASE_TEMPLATE("random requests: plain sampling's text, token for token", M,
     how.pool_slots = 1024;
     how.seed = random();
     how.end_tokens = p.end_tokens;
-    const Policy policy(sampling, {p.repetition, p.repetition_last}, {p.frequency, p.presence, p.frequency_last},
-                        {p.bias}, {p.banned}, {p.minimum, p.end_tokens});
+    const Policy policy(sampling, RepetitionPenalty({p.repetition, p.repetition_last}),
+                        FrequencyPenalty({p.frequency, p.presence, p.frequency_last}), {p.bias}, {p.banned},
+                        {p.minimum, p.end_tokens});
 
     M plain_model(options);
     const Tokens expected = sample(plain_model, prompt, wanted, p.end_tokens, sampling, p);

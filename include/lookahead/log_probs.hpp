@@ -7,9 +7,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "lookahead/errors.hpp"
 #include "lookahead/model.hpp"
 #include "lookahead/verify_policy.hpp"
 
@@ -40,23 +42,32 @@ class LogProbs {
     if constexpr (ObservingPolicy<V, Token>) policy_.observe(position, tokens);
   }
 
+  /// What the policy selects, recorded. Throws ContractViolation where the policy chooses a token for which there is no
+  /// logit, or the engine's `top_tokens` breaks its rule; what the policy throws passes through.
   template <LogitsModel M>
   requires VerifyPolicy<V, M> Token select(M& model, int row, std::int64_t position) {
     const Token token = policy_.select(model, row, position);
     const std::span<const float> logits = model.logits(row);
+    const auto logit = [&](Token t, const char* who) {
+      if (static_cast<std::uint64_t>(t) >= logits.size())  // a negative one, too
+        throw ContractViolation(std::string(who) + " chose token " + std::to_string(t) + " of a row with " +
+                                std::to_string(logits.size()) + " logits: choose one that has a logit");
+      return static_cast<double>(logits[static_cast<std::size_t>(t)]);
+    };
+    const double chosen = logit(token, "the policy");
     const double top = static_cast<double>(*std::max_element(logits.begin(), logits.end()));
     double sum = 0;
     for (const float x : logits) sum += std::exp(static_cast<double>(x) - top);
     const double log_sum = top + std::log(sum);
-    const auto of = [&](Token t) {
-      return TokenLogProb<Token>{
-          t, static_cast<float>(static_cast<double>(logits[static_cast<std::size_t>(t)]) - log_sum)};
-    };
-    resize(static_cast<std::size_t>(position));
     best_.resize(std::min(alternatives_, logits.size()));
     const std::size_t n = best_.empty() ? 0 : top_tokens(model, row, std::span<Token>(best_));
-    chosen_.push_back(of(token));
-    for (std::size_t i = 0; i < n; ++i) others_.push_back(of(best_[i]));
+    if (n > best_.size())
+      throw ContractViolation("top_tokens gave " + std::to_string(n) + " tokens of a row: it must give at most " +
+                              std::to_string(best_.size()));
+    resize(static_cast<std::size_t>(position));
+    chosen_.push_back({token, static_cast<float>(chosen - log_sum)});
+    for (std::size_t i = 0; i < n; ++i)
+      others_.push_back({best_[i], static_cast<float>(logit(best_[i], "top_tokens") - log_sum)});
     ends_.push_back(others_.size());
     return token;
   }

@@ -79,7 +79,8 @@ class SampleVerify {
   /// Draws from another stream from now on, as a fork should.
   void set_stream(std::uint64_t stream) noexcept { options_.stream = stream; }
 
-  /// The text so far, as far as it was observed and selected.
+  /// What was observed and selected, from position 0 on: the text, and behind its end what the last step selected and
+  /// did not emit, or what a roll-back took away; the next call drops that. Valid until the next call that changes it.
   [[nodiscard]] std::span<const Token> history() const noexcept { return history_; }
 
  private:
