@@ -66,9 +66,10 @@ struct Generation {
 /// Decodes with one model, in fewer forward passes than one a token; the output equals plain decoding's, token for
 /// token, for every model that satisfies the exactness axiom (see `ForwardsTrees`).
 ///
-/// The decoder owns its pool and allocates at construction and in `start`; a step allocates nothing, except where a
-/// text outgrows what the model had room for at its start, or 2^20 tokens. It uses the model's context exclusively
-/// between `start` and the last step. One decoder serves one text at a time, on one thread.
+/// The decoder owns its pool, or has a view of a shared one, and allocates at construction and in `start`; a step
+/// allocates nothing, except where a text outgrows what the model had room for at its start, or 2^20 tokens. It uses
+/// the model's context exclusively between `start` and the last step. One decoder serves one text at a time, on one
+/// thread.
 ///
 /// A sink is called with each block of accepted tokens, `sink(std::span<const token_type>)`, or, if it takes no blocks,
 /// with one token after the other, `sink(token_type)`.
@@ -77,7 +78,8 @@ struct Generation {
 /// sink's `admit` throws passes through; up to and including the commit it changes nothing, and the step may be tried
 /// again. A block whose sink throws counts as reported: `text()` has it. A model that breaks a rule is answered by
 /// ContractViolation.
-template <Model M, int W = 15, int N = 5, int G = 15, VerifyPolicy<M> V = GreedyVerify>
+template <Model M, int W = 15, int N = 5, int G = 15, VerifyPolicy<M> V = GreedyVerify,
+          PoolOf<typename M::token_type> P = NGramPool<typename M::token_type>>
 class Decoder {
  public:
   using token_type = typename M::token_type;
@@ -86,10 +88,25 @@ class Decoder {
 
   /// Keeps a reference to `model`, which must outlive the decoder.
   /// Throws InvalidArgument for rows = 0, an end token outside the vocabulary, or an impossible pool size.
-  explicit Decoder(M& model, Options options = {}, V verify = V{})
+  explicit Decoder(M& model, Options options = {}, V verify = V{}) requires std::constructible_from<P, std::size_t>
       : model_(model), options_(std::move(options)), verify_(std::move(verify)), pool_(options_.pool_slots) {
-    check_rows(options_.rows);
-    check_tokens(options_.end_tokens, "end token");
+    check_options();
+  }
+
+  /// The same with a pool that is there already: a loaded `NGramPool`, which needs `keep_pool`, or a view of a
+  /// `SharedNGramPool`, which is always kept. Throws InvalidArgument also where `keep_pool` is missing, or the view's
+  /// vocabulary is larger than the model's.
+  Decoder(M& model, Options options, V verify, P pool)
+      : model_(model), options_(std::move(options)), verify_(std::move(verify)), pool_(std::move(pool)) {
+    check_options();
+    if constexpr (requires { pool_.reset(); }) {
+      if (!options_.keep_pool)
+        throw InvalidArgument("the first request would empty the given pool: set keep_pool, or give no pool");
+    } else if (pool_.vocabulary() > static_cast<std::size_t>(model_.vocabulary())) {
+      throw InvalidArgument("the view's vocabulary of " + std::to_string(pool_.vocabulary()) +
+                            " tokens is larger than the model's " + std::to_string(model_.vocabulary()) +
+                            ": pass the model's to SharedNGramPool::in");
+    }
   }
 
   /// Not copyable: two decoders would use one model. See `fork`.
@@ -110,7 +127,9 @@ class Decoder {
     text_.reserve(std::min<std::size_t>(model_.free_slots(), most_reserved) + prompt.size() + Step::max_block);
     observe(prompt);
     prefill({}, prompt.first(prompt.size() - 1));
-    if (!options_.keep_pool) pool_.reset();
+    if constexpr (requires { pool_.reset(); }) {
+      if (!options_.keep_pool) pool_.reset();
+    }
     step_.start(pool_, prompt, options_.seed);
     text_.assign(prompt.begin(), prompt.end());
     active_ = true;
@@ -149,10 +168,10 @@ class Decoder {
     stop_ = StopReason::running;
   }
 
-  /// A decoder that continues the same text by itself, with a copy of the pool and of the policy; a sampling policy
-  /// then needs another stream, or it draws the same. `model` must hold the same context (`ForkableModel::fork` gives
-  /// such a model) and outlive the fork. Throws InvalidArgument for this decoder's own model, or one with a context of
-  /// another size.
+  /// A decoder that continues the same text by itself, with a copy of the pool (or the same shared one) and of the
+  /// policy; a sampling policy then needs another stream, or it draws the same. `model` must hold the same context
+  /// (`ForkableModel::fork` gives such a model) and outlive the fork. Throws InvalidArgument for this decoder's own
+  /// model, or one with a context of another size.
   [[nodiscard]] Decoder fork(M& model) const requires std::copy_constructible<V> {
     if (&model == &model_ || model.context_size() != model_.context_size())
       throw InvalidArgument("the fork's model holds " + std::to_string(model.context_size()) + " tokens, this one " +
@@ -231,7 +250,7 @@ class Decoder {
     pool_.add_text(text);
   }
 
-  [[nodiscard]] const NGramPool<token_type>& pool() const noexcept { return pool_; }
+  [[nodiscard]] const P& pool() const noexcept { return pool_; }
 
   /// The text so far, prompt included.
   [[nodiscard]] std::span<const token_type> text() const noexcept { return text_; }
@@ -428,6 +447,11 @@ class Decoder {
   /// Whether only more input lets the text go on.
   [[nodiscard]] bool ended() const noexcept { return stop_ == StopReason::end_token || stop_ == StopReason::sink; }
 
+  void check_options() const {
+    check_rows(options_.rows);
+    check_tokens(options_.end_tokens, "end token");
+  }
+
   static void check_rows(std::size_t rows) {
     if (rows == 0) throw InvalidArgument("a step of 0 rows: pass at least 1, which is plain decoding");
   }
@@ -482,7 +506,7 @@ class Decoder {
   M& model_;
   Options options_;
   [[no_unique_address]] V verify_;
-  NGramPool<token_type> pool_;
+  P pool_;
   Step step_;
   typename Step::Tree tree_;
   std::vector<token_type> text_;

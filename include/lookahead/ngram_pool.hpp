@@ -8,6 +8,7 @@
 #include <span>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "lookahead/detail/config.hpp"
@@ -16,6 +17,13 @@
 #include "lookahead/group.hpp"
 
 namespace lookahead {
+
+/// The finaliser of splitmix64: one to one, and 0 stays 0.
+LOOKAHEAD_HD constexpr std::uint64_t mixed(std::uint64_t x) {
+  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9U;
+  x = (x ^ (x >> 27)) * 0x94D049BB133111EBU;
+  return x ^ (x >> 31);
+}
 
 /// A hash of the last tokens of a path, extended from the newest token backwards.
 class ContextHash {
@@ -27,12 +35,9 @@ class ContextHash {
   }
   /// Tokens so far.
   [[nodiscard]] LOOKAHEAD_HD constexpr int length() const { return length_; }
-  /// The hash of (length, tokens): the finaliser of splitmix64.
+  /// The hash of (length, tokens).
   [[nodiscard]] LOOKAHEAD_HD constexpr std::uint64_t value() const {
-    std::uint64_t x = state_ + static_cast<std::uint64_t>(length_) * 0xD1B54A32D192ED03U;
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9U;
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EBU;
-    return x ^ (x >> 31);
+    return mixed(state_ + static_cast<std::uint64_t>(length_) * 0xD1B54A32D192ED03U);
   }
 
  private:
@@ -70,8 +75,9 @@ struct PoolInsert {
   std::uint32_t token[8];
 };
 
-/// `now` is the stamp of the newest entry. A pool that comes near the end of the stamps is emptied.
+/// `now` is the stamp of the newest entry. A pool whose stamps go beyond `last_stamp` is emptied.
 struct PoolClock {
+  static constexpr std::uint32_t last_stamp = 0xF0000000U;
   std::uint32_t now, floor;
 };
 
@@ -111,7 +117,7 @@ struct PrivateAccess {
 template <class Access>
 struct PoolRef {
   using Clock = PoolClock;
-  static constexpr std::uint32_t last_stamp = 0xF0000000U;
+  static constexpr std::uint32_t last_stamp = Clock::last_stamp;
 
   PoolSet* sets;
   std::uint32_t set_count;
@@ -284,6 +290,31 @@ concept PoolOf = std::same_as<typename std::remove_cvref_t<P>::token_type, Token
   pool.ref();
 };
 
+/// Files a text that is independent of all others, on this thread. O(text.size()), no allocation.
+template <class Access, class Token>
+void add_text_to(const PoolRef<Access>& pool, std::span<const Token> text) noexcept {
+  TextTail<Token> tail{};
+  TextScratch<Token> scratch;
+  constexpr std::size_t piece = std::size_t{1} << 30;
+  for (; !text.empty(); text = text.subspan(text.size() < piece ? text.size() : piece))
+    file_text(SerialGroup{}, pool, tail, text.data(), static_cast<int>(text.size() < piece ? text.size() : piece),
+              scratch);
+}
+
+/// The memory of a pool.
+struct PoolMemory {
+  static constexpr std::size_t default_slots = std::size_t{1} << 17, max_slots = std::size_t{1} << 31;
+  std::vector<PoolSet> sets;
+  PoolClock clock{0, 0};
+
+  /// Empty, with room for at least `slots` entries. Throws InvalidArgument if `slots` is 0 or above `max_slots`.
+  static PoolMemory of(std::size_t slots) {
+    if (slots == 0 || slots > max_slots)
+      throw InvalidArgument("a pool of " + std::to_string(slots) + " slots: pass 1 to " + std::to_string(max_slots));
+    return {std::vector<PoolSet>((slots + PoolSet::slots - 1) / PoolSet::slots)};
+  }
+};
+
 /// A bounded table of n-grams from every source, private to one request: an n-gram is filed under its first tokens (the
 /// *context*) and gives the next token. `Lookahead` fills and reads it; a caller may add texts of its own.
 ///
@@ -295,45 +326,37 @@ class NGramPool {
 
  public:
   using token_type = Token;
-  static constexpr std::size_t default_slots = std::size_t{1} << 17;
-  static constexpr std::size_t max_slots = std::size_t{1} << 31;
+  static constexpr std::size_t default_slots = PoolMemory::default_slots, max_slots = PoolMemory::max_slots;
 
   /// A pool of at least `slots` entries, 12 bytes each; rounded up to a multiple of 32.
   /// Throws InvalidArgument if `slots` is 0 or above `max_slots`.
-  explicit NGramPool(std::size_t slots = default_slots) : sets_(checked(slots)) {}
+  explicit NGramPool(std::size_t slots = default_slots) : memory_(PoolMemory::of(slots)) {}
+
+  /// A pool that holds what another one held: see `load_pool`. Precondition: 1 <= sets <= max_slots / 32.
+  explicit NGramPool(PoolMemory memory) : memory_(std::move(memory)) {}
 
   /// Number of entries that fit.
-  [[nodiscard]] std::size_t slots() const { return sets_.size() * PoolSet::slots; }
+  [[nodiscard]] std::size_t slots() const { return memory_.sets.size() * PoolSet::slots; }
 
   /// Forgets everything. O(1).
-  void reset() noexcept { clock_.floor = clock_.now; }
+  void reset() noexcept { memory_.clock.floor = memory_.clock.now; }
 
   /// Files a text that is independent of all others, a corpus for example. O(text.size()), no allocation.
   /// Precondition: the tokens are in the vocabulary of every model that drafts from this pool (`Decoder::add_text`
   /// checks).
-  void add_text(std::span<const Token> text) noexcept {
-    TextTail<Token> tail{};
-    TextScratch<Token> scratch;
-    constexpr std::size_t piece = std::size_t{1} << 30;
-    for (; !text.empty(); text = text.subspan(text.size() < piece ? text.size() : piece))
-      file_text(SerialGroup{}, ref(), tail, text.data(), static_cast<int>(text.size() < piece ? text.size() : piece),
-                scratch);
-  }
+  void add_text(std::span<const Token> text) noexcept { add_text_to(ref(), text); }
 
   /// What the algorithms work on. Valid while this pool lives and is not moved from or assigned to.
   [[nodiscard]] NGramPoolRef ref() noexcept {
-    return {sets_.data(), static_cast<std::uint32_t>(sets_.size()), &clock_};
+    return {memory_.sets.data(), static_cast<std::uint32_t>(memory_.sets.size()), &memory_.clock};
   }
+
+  /// A copy of set i, and the clock, to save them. Precondition: i < slots() / 32.
+  [[nodiscard]] PoolSet set(std::size_t i) const noexcept { return memory_.sets[i]; }
+  [[nodiscard]] PoolClock clock() const noexcept { return memory_.clock; }
 
  private:
-  static std::size_t checked(std::size_t slots) {
-    if (slots == 0 || slots > max_slots)
-      throw InvalidArgument("a pool of " + std::to_string(slots) + " slots: pass 1 to " + std::to_string(max_slots));
-    return (slots + PoolSet::slots - 1) / PoolSet::slots;
-  }
-
-  std::vector<PoolSet> sets_;
-  PoolClock clock_{0, 0};
+  PoolMemory memory_;
 };
 
 }  // namespace lookahead
