@@ -111,6 +111,24 @@ std::string tiny_model() {
   return folder.file("tiny.gguf", {reinterpret_cast<const char*>(image.data()), image.size()});
 }
 
+// The block of README.md that shows the demo's output.
+std::string shown_output() {
+  const std::string readme = content(root / "README.md");
+  const std::size_t row = readme.find("\ntokens per step ");
+  REQUIRE(row != std::string::npos);
+  const std::size_t begin = readme.rfind("\n```\n", row) + 5;
+  return readme.substr(begin, readme.find("\n```\n", row) + 1 - begin);
+}
+
+// What the table's rows are called.
+std::vector<std::string> row_names(const std::string& output) {
+  std::vector<std::string> names;
+  std::istringstream lines(output.substr(output.find("lookahead      plain\n")));
+  std::string line;
+  for (std::getline(lines, line); std::getline(lines, line);) names.push_back(line.substr(0, line.find("  ")));
+  return names;
+}
+
 void refused(const Ran& ran, std::initializer_list<const char*> words) {
   CAPTURE(ran.err);
   CHECK(ran.status == 2);
@@ -406,7 +424,11 @@ TEST_CASE("run.sh inflates the bundled model, or gets SmolLM2 and asks it") {
   REQUIRE(inflated.status == 0);
   const std::string account = "\n\ncpython-6m, inflated to 298.4 million parameters, weights in F16.\n";
   CHECK(inflated.out.starts_with(code));
-  CHECK(inflated.out.find(account) != std::string::npos);
+  const std::size_t at = inflated.out.find(account);
+  REQUIRE(at != std::string::npos);
+  // The README shows the same, its figures apart.
+  CHECK(shown_output().find(inflated.out.substr(at, inflated.out.find("\ntokens ") - at)) != std::string::npos);
+  CHECK(row_names(shown_output()) == row_names(inflated.out));
   CHECK(inflated.out.find("\nidentical               yes\n") != std::string::npos);
 
   if (shell(quoted(root / "examples/models/fetch.sh")).status != 0) return;  // skipped in the model's own test
@@ -417,6 +439,29 @@ TEST_CASE("run.sh inflates the bundled model, or gets SmolLM2 and asks it") {
   CHECK(json::parse(answer.out).at("stop") == "end_token");
   const Ran raw = shell(command + " --json --raw --smollm2 --max-tokens 4 'The capital of France is'");
   CHECK(json::parse(raw.out).at("text").get<std::string>().starts_with(" Paris"));
+}
+
+TEST_CASE("the README shows what the model says, and options that there are") {
+  const json o = generate_json({"--plain"});
+  CHECK(o.at("tokens") == 256);
+  const std::string shown = shown_output();
+  CHECK(shown.starts_with("def encode(text, encoding=\"utf-8\"):\n    \"\"\"" + o.at("text").get<std::string>() +
+                          "\n\n"));
+  CHECK(row_names(shown) == std::vector<std::string>{"tokens", "steps", "tokens per step", "rows per step", "tokens/s",
+                                                     "speed-up", "identical"});
+
+  const std::string known = shell(generate({"--help"})).out + content(root / "examples/run.sh");
+  std::istringstream readme(content(root / "README.md"));
+  int options = 0;
+  for (std::string line, word; std::getline(readme, line);) {
+    if (!line.starts_with("examples/run.sh")) continue;
+    for (std::istringstream words(line); words >> word;) {
+      if (!word.starts_with("--")) continue;
+      CHECK_MESSAGE(known.find(word) != std::string::npos, word);
+      ++options;
+    }
+  }
+  CHECK(options >= 7);
 }
 
 TEST_CASE("an inflated model writes the same text, and weights are converted when they are loaded") {
