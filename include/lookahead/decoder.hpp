@@ -37,7 +37,7 @@ enum class StopReason : std::uint8_t {
 
 /// What may end a run between two steps; nothing is lost, another run goes on.
 struct Interrupt {
-  const std::atomic<bool>* cancel = nullptr;  ///< ends the run once it is true; any thread may set it; null: never
+  const std::atomic<bool>* cancel = nullptr;  ///< ends the run once it is true, which any thread may make it
   std::chrono::steady_clock::time_point deadline = std::chrono::steady_clock::time_point::max();
 };
 
@@ -436,7 +436,7 @@ class Decoder {
     if (text_.capacity() - text_.size() < count) text_.reserve(std::max(2 * text_.capacity(), text_.size() + count));
   }
 
-  /// Whether a run ends here, and if so, why.
+  /// Whether a run ends here; then it says why.
   bool interrupted(const Interrupt& interrupt) noexcept {
     const bool cancelled = interrupt.cancel != nullptr && interrupt.cancel->load();
     if (!cancelled && std::chrono::steady_clock::now() < interrupt.deadline) return false;
