@@ -107,6 +107,7 @@ TEST_CASE_TEMPLATE("random requests: the records of plain decoding, bit for bit,
         }
       }
       text.assign(decoder.text().begin(), decoder.text().end());
+      REQUIRE(std::ranges::equal(decoder.verify().policy().history(), text));  // the wrapped policy is told of input
       return records(decoder, prompt.size());
     };
     Tokens text, plain_text;
