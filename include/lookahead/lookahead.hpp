@@ -13,6 +13,7 @@
 #include "lookahead/model.hpp"              // IWYU pragma: export
 #include "lookahead/ngram_pool.hpp"         // IWYU pragma: export
 #include "lookahead/philox.hpp"             // IWYU pragma: export
+#include "lookahead/pool_file.hpp"          // IWYU pragma: export
 #include "lookahead/processors.hpp"         // IWYU pragma: export
 #include "lookahead/sample_verify.hpp"      // IWYU pragma: export
 #include "lookahead/shape.hpp"              // IWYU pragma: export

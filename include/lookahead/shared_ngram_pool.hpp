@@ -141,10 +141,10 @@ class SharedNGramPool {
   SharedNGramPool(SharedNGramPool&&) noexcept = default;
   SharedNGramPool& operator=(SharedNGramPool&&) noexcept = default;
 
-  /// The view of a namespace. A key stands for what must not mix: a model, an adapter, a tenant, or a hash of them; 0 is
-  /// one like the others, and the one of a private pool's file. Entries of another namespace are seen only where hashes
-  /// collide, in a full pool in about one look-up of 4 million. `vocabulary` is the model's number of tokens: models of
-  /// different sizes may use one pool. Throws InvalidArgument for a vocabulary of 0 or above 2^32.
+  /// The view of a namespace. A key stands for what must not mix: a model, an adapter, a tenant, or a hash of them; 0
+  /// is one like the others, and the one of a private pool's file. Entries of another namespace are seen only where
+  /// hashes collide, in a full pool in about one look-up of 4 million. `vocabulary` is the model's number of tokens:
+  /// models of different sizes may use one pool. Throws InvalidArgument for a vocabulary of 0 or above 2^32.
   [[nodiscard]] View in(std::uint64_t name_space, std::size_t vocabulary) {
     if (vocabulary == 0 || vocabulary > std::size_t{1} << 32)
       throw InvalidArgument("a vocabulary of " + std::to_string(vocabulary) +
