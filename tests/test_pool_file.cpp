@@ -213,6 +213,17 @@ TEST_CASE("what is forgotten, and what no model could say, is left out") {
   CHECK(look_up(load_pool<Private>(path, tokenizer, 64).ref(), {2}) == Found{{Source::text, 0, 63}});
   CHECK(look_up(load_pool<Private>(path, tokenizer, 65).ref(), {2}).size() == 2);
   CHECK(look_up(load_pool<Private>(path, tokenizer, std::size_t{1} << 32).ref(), {2}).size() == 3);
+
+  // A source that there is not; a stamp that was not given yet.
+  const std::string good = bytes_of(path);
+  for (const std::size_t plane : {std::size_t{0}, std::size_t{2}}) {
+    std::string bytes = good;
+    for (std::size_t at = 40 + plane * 128; at < 40 + plane * 128 + 128; ++at)
+      if (at % 4 == 0) bytes[at] = static_cast<char>(bytes[at] | (plane == 0 ? 0x18 : 0x80));
+    put_checksum(bytes);
+    write(path, bytes);
+    CHECK(look_up(load_pool<Private>(path, tokenizer, 65).ref(), {2}).empty());
+  }
 }
 
 TEST_CASE("hostile files are refused with their fault, their value, the limit and the remedy") {
@@ -303,7 +314,7 @@ TEST_CASE("random bytes with a right checksum cost rows and change no text") {
     const Tokens prompt = random.tokens(20, vocabulary);
     const Tokens expected = testing::plain_decode(plain, std::span(prompt), 100);
     std::string bytes = frame;
-    const auto now = static_cast<std::uint32_t>(random.one_in(2) ? ~0U >> random.below(20) : random.below(1000));
+    const auto now = static_cast<std::uint32_t>(random.one_in(2) ? random.bits() : random.bits() % 1000);
     put(bytes, 32, now);
     put(bytes, 36, static_cast<std::uint32_t>(random.one_in(2) ? 0 : random.bits() % (std::uint64_t{now} + 1)));
     // Contexts that are looked up, with whatever source, rank, token and stamp.
