@@ -77,7 +77,7 @@ constexpr int growth_rows = 8;  // the fastest on two x86 cores and the bundled 
 enum Exit { success = 0, differs = 1, failure = 2 };
 
 struct Options {
-  std::optional<std::string> prompt, prompt_file;
+  std::optional<std::string> prompt, prompt_file, pool;
   lookahead::examples::ModelOptions model{.path = bundled_model};
   std::string shape = "growth";
   std::size_t max_tokens = 256;
@@ -173,6 +173,7 @@ void declare_options(CLI::App& app, Options& o) {
   app.add_option("--seed", o.seed, "Picks the first guesses of a window, never the text")
       ->check(whole_number)
       ->capture_default_str();
+  app.add_option("--pool", o.pool, "Starts with the n-grams of this file, which build_pool wrote");
   app.add_flag("--plain", o.plain, "Plain decoding only, one row a forward pass, whatever the shape");
   app.add_flag("--json", o.json,
                "Print one JSON object and nothing else; expected_per_step is null where no rows are chosen by their "
@@ -435,10 +436,16 @@ int run(const Options& o) {
     options.shape.g = o.guesses.value_or(max_guesses);
     options.rows = static_cast<std::size_t>(o.rows.value_or(published ? max_rows : growth_rows));
     options.seed = o.seed;
+    options.keep_pool = o.pool.has_value();
   }
 
   const std::string about = describe(file, o);
-  Decoder decoder(model, options, policy), plain_decoder(model, plain_options, policy);
+  using Pool = lookahead::NGramPool<Token>;
+  Decoder decoder = options.keep_pool
+                        ? Decoder(model, options, policy,
+                                  lookahead::load_pool<Pool>(*o.pool, tokenizer.fingerprint(), model.vocabulary()))
+                        : Decoder(model, options, policy);
+  Decoder plain_decoder(model, plain_options, policy);
   // The first pass reads the weights from the disk, which is charged to neither.
   plain_decoder.generate(std::span(tokens).first(std::min<std::size_t>(1, tokens.size())), 1, [](auto) {});
   decoder.start(tokens);

@@ -8,6 +8,8 @@
 #include <tuple>
 #include <utility>
 
+#include "lookahead/pool_file.hpp"
+
 namespace lookahead::engines {
 namespace {
 
@@ -390,6 +392,8 @@ void Tokenizer::encode_scored(std::string_view text, std::vector<std::int32_t>& 
     }
   }
 }
+
+std::uint64_t Tokenizer::fingerprint() const { return tokenizer_fingerprint(name_); }
 
 std::string Tokenizer::decode(std::span<const std::int32_t> tokens) const {
   std::string out;

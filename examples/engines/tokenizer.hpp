@@ -62,6 +62,9 @@ class Tokenizer {
   /// Whether the model expects the begin token in front of a prompt.
   [[nodiscard]] bool add_bos() const { return add_bos_; }
 
+  /// Tells tokenizers apart: the `tokenizer_fingerprint` of all tokens' names.
+  [[nodiscard]] std::uint64_t fingerprint() const;
+
   /// Number of tokens.
   [[nodiscard]] std::size_t vocabulary() const { return text_.size(); }
 
