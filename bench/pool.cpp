@@ -1,17 +1,19 @@
 /// @file pool.cpp
-/// The pool of n-grams: what filing and looking up cost, in a table that fits the cache and in one that does not.
+/// The pool of n-grams: what filing and looking up cost, in a table that fits the cache and in one that does not; and
+/// what a pool costs that is shared by threads which mostly read.
 
 #include <benchmark/benchmark.h>
 #include <cstddef>
 #include <cstdint>
 
 #include "lookahead/ngram_pool.hpp"
+#include "lookahead/shared_ngram_pool.hpp"
 
 namespace {
 
 using lookahead::NGramPool;
-using lookahead::NGramPoolRef;
 using lookahead::PoolInsert;
+using lookahead::SharedNGramPool;
 using lookahead::Source;
 
 /// Context number i. Every second one has a text entry, the others a row's best tokens.
@@ -28,7 +30,8 @@ PoolInsert thing(std::uint64_t i) {
 }
 
 /// Files n things, as a step does: in batches. Returns the number of the next one.
-std::uint64_t file(const NGramPoolRef& pool, std::uint64_t from, std::size_t n) {
+template <class Pool>
+std::uint64_t file(const Pool& pool, std::uint64_t from, std::size_t n) {
   constexpr std::size_t batch = 128;
   PoolInsert inserts[batch];
   for (std::size_t done = 0; done < n; done += batch) {
@@ -68,6 +71,43 @@ void look_up(benchmark::State& state) {
   state.counters["entries"] = benchmark::Counter(static_cast<double>(entries), benchmark::Counter::kAvgIterations);
 }
 
+/// 15 contexts that are there, in no order, and then one thing that is filed again. Times are for one of the 16.
+template <class Ref>
+void read_mostly(benchmark::State& state, const Ref& pool, std::uint64_t count) {
+  std::uint64_t i = static_cast<std::uint64_t>(state.thread_index()), sum = 0;
+  const auto next = [&] {
+    i = i * 6364136223846793005U + 1442695040888963407U;
+    return (i >> 32) % count;
+  };
+  while (state.KeepRunningBatch(16)) {
+    for (int k = 0; k < 15; ++k) {
+      lookahead::ContextHash hash;
+      hash.push(static_cast<std::uint32_t>(next()));
+      pool.for_each(lookahead::SerialTile{}, hash.value(), [&](Source, int rank, std::uint32_t token, std::uint32_t) {
+        sum += token + static_cast<std::uint32_t>(rank);
+      });
+    }
+    const PoolInsert again = thing(next());
+    pool.insert_all(lookahead::SerialGroup{}, &again, 1);
+  }
+  benchmark::DoNotOptimize(sum);
+}
+
+void read_mostly_private(benchmark::State& state) {
+  NGramPool<> pool;
+  const std::uint64_t count = pool.slots() / 16;
+  file(pool.ref(), 0, count);
+  read_mostly(state, pool.ref(), count);
+}
+
+void read_mostly_shared(benchmark::State& state) {
+  static SharedNGramPool<> pool;
+  const std::uint64_t count = pool.slots() / 16;
+  static const std::uint64_t filed = file(pool.in(1, 1U << 31U).ref(), 0, count);
+  benchmark::DoNotOptimize(filed);
+  read_mostly(state, pool.in(1, 1U << 31U).ref(), count);
+}
+
 }  // namespace
 
 // Fixed numbers of iterations, because a large table takes longer to fill than to measure.
@@ -76,5 +116,8 @@ BENCHMARK(look_up)
     ->ArgNames({"slots", "there"})
     ->ArgsProduct({{NGramPool<>::default_slots, 1 << 26}, {0, 1}})
     ->Iterations(1 << 20);
+
+BENCHMARK(read_mostly_private)->Iterations(1 << 22);
+BENCHMARK(read_mostly_shared)->Threads(1)->Threads(2)->Iterations(1 << 22);
 
 BENCHMARK_MAIN();
