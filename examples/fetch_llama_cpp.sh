@@ -23,6 +23,11 @@ package=llama-cpp-python==0.3.36
 sha256=832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e
 options=(-DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=OFF -DGGML_OPENMP=OFF -DLLAMA_OPENSSL=OFF
   -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_SERVER=OFF -DLLAMA_BUILD_APP=OFF)
+# Virtual machines that announce AMX and lose its state end programs that use it with an illegal instruction.
+if [ "$(uname -m)" = x86_64 ]; then
+  no_amx="-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
+  options+=("-DCMAKE_C_FLAGS=$no_amx" "-DCMAKE_CXX_FLAGS=$no_amx")
+fi
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/lookahead
 folder=$cache/llama.cpp
 
@@ -56,8 +61,7 @@ fetch() {
     --requirement "$work/requirements.txt" || fail "pip could not download $package; check the network"
   mkdir "$work/source"
   tar -xzf "$work"/llama_cpp_python-*.tar.gz -C "$work/source" --strip-components=3 --no-same-owner \
-    --exclude='*/llama.cpp/tools/ui' --wildcards '*/vendor/llama.cpp/'{cmake,common,examples,ggml,include,scripts,src,tools,vendor} \
-    '*/vendor/llama.cpp/'{CMakeLists.txt,LICENSE}
+    --exclude='*/llama.cpp/'{docs,media,models,tools/ui} --wildcards '*/vendor/llama.cpp'
   mv -T -- "$work/source" "$source"
 }
 
