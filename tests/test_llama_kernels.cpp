@@ -78,7 +78,7 @@ TEST_CASE("products do not depend on the other rows and outputs of a call") {
         for (std::size_t r = 0; r < most; ++r)
           for (int o = 0; o < outputs; ++o)
             kernels->multiply(matrix, o, o + 1, x.data() + r * ldx, ldx, 1, alone.data() + r * outputs, outputs);
-        for (const int rows : {1, 2, 3, 4, 5, 6, 64, 95, 96, 97, 98, 99, 100, 193, 200}) {
+        for (const int rows : {1, 2, 3, 4, 5, 6, 8, 13, 16, 17, 64, 95, 96, 97, 98, 99, 100, 193, 200}) {
           const int first = static_cast<int>(random() % outputs),
                     skipped = static_cast<int>(random() % static_cast<unsigned>(most - rows + 1));
           const float untouched = -12345;

@@ -22,7 +22,7 @@
 #if defined(__clang__)
 #define LOOKAHEAD_UNROLL _Pragma("unroll")
 #else
-#define LOOKAHEAD_UNROLL _Pragma("GCC unroll 16")
+#define LOOKAHEAD_UNROLL _Pragma("GCC unroll 32")
 #endif
 #define LOOKAHEAD_INLINE [[gnu::always_inline]] inline
 
@@ -51,7 +51,8 @@ LOOKAHEAD_INLINE T load(const void* from) {
 }
 LOOKAHEAD_INLINE F load(const float* from) { return load<F>(static_cast<const void*>(from)); }
 LOOKAHEAD_INLINE void store(float* to, F value) { std::memcpy(to, &value, sizeof value); }
-LOOKAHEAD_INLINE F broadcast(float value) { return F{} + value; }
+/// (Less zero, not plus: x - 0 is x for every x, so nothing is left of it but the broadcast.)
+LOOKAHEAD_INLINE F broadcast(float value) { return value - F{}; }
 /// Hinders the compiler from loading a value anew for every use.
 LOOKAHEAD_INLINE void keep_in_register([[maybe_unused]] F& value) {
 #if defined(__AVX512F__)
@@ -170,7 +171,8 @@ LOOKAHEAD_INLINE void sum_lanes(const F* a, float* out) {
 
 #endif
 
-// ---- weight types: 32 numbers take `bytes` bytes; `vector` gives the i-th vector of them ----
+// ---- weight types: 32 numbers take `bytes` bytes; `vector` gives the i-th vector of them. Packed
+// ones are costly to decode, and have whole blocks only ----
 
 struct Scale {
   float d, m;
@@ -178,21 +180,25 @@ struct Scale {
 
 struct F32 {
   static constexpr std::size_t bytes = 128;
+  static constexpr bool packed = false;
   LOOKAHEAD_INLINE static Scale scale(const std::byte*) { return {}; }
   LOOKAHEAD_INLINE static F vector(const std::byte* from, int i, Scale) { return load<F>(from + 4 * lanes * i); }
 };
 struct F16 {
   static constexpr std::size_t bytes = 64;
+  static constexpr bool packed = false;
   LOOKAHEAD_INLINE static Scale scale(const std::byte*) { return {}; }
   LOOKAHEAD_INLINE static F vector(const std::byte* from, int i, Scale) { return halves(from + 2 * lanes * i); }
 };
 struct BF16 {
   static constexpr std::size_t bytes = 64;
+  static constexpr bool packed = false;
   LOOKAHEAD_INLINE static Scale scale(const std::byte*) { return {}; }
   LOOKAHEAD_INLINE static F vector(const std::byte* from, int i, Scale) { return bfloats(from + 2 * lanes * i); }
 };
 struct Q8 {
   static constexpr std::size_t bytes = 34;
+  static constexpr bool packed = true;
   LOOKAHEAD_INLINE static Scale scale(const std::byte* from) { return {half(from), 0}; }
   LOOKAHEAD_INLINE static F vector(const std::byte* from, int i, Scale s) {
     return broadcast(s.d) * signed_bytes(from + 2 + lanes * i);
@@ -200,6 +206,7 @@ struct Q8 {
 };
 struct Q40 {
   static constexpr std::size_t bytes = 18;
+  static constexpr bool packed = true;
   LOOKAHEAD_INLINE static Scale scale(const std::byte* from) { return {half(from), 0}; }
   LOOKAHEAD_INLINE static F vector(const std::byte* from, int i, Scale s) {
     return broadcast(s.d) * nibbles(from + 2, i, 8);
@@ -207,36 +214,32 @@ struct Q40 {
 };
 struct Q41 {
   static constexpr std::size_t bytes = 20;
+  static constexpr bool packed = true;
   LOOKAHEAD_INLINE static Scale scale(const std::byte* from) { return {half(from), half(from + 2)}; }
   LOOKAHEAD_INLINE static F vector(const std::byte* from, int i, Scale s) {
     return fused(broadcast(s.d), nibbles(from + 4, i, 0), broadcast(s.m));
   }
 };
 
-/// The incomplete last block of a row, completed with zeros. Only types of one number a block have any.
+/// The numbers of a block.
 template <class T>
-struct Tail {
-  std::byte block[T::bytes] = {};
-
-  /// `from` is where the last block starts.
-  const std::byte* take(const Matrix& w, const std::byte* from) {
-    std::memcpy(block, from, size(w.columns % block_size) * T::bytes / block_size);
-    return block;
-  }
-};
+LOOKAHEAD_INLINE void decode_block(const std::byte* from, float* out) {
+  const Scale scale = T::scale(from);
+  LOOKAHEAD_UNROLL
+  for (int i = 0; i < vectors; ++i) store(out + i * lanes, T::vector(from, i, scale));
+}
 
 template <class T>
 void decode_as(const Matrix& w, int row, float* out) {
-  const std::byte* const from = w.data + size(row) * w.stride;
-  const auto decode_block = [&](const std::byte* block, int first) {
+  for (int k = 0; k < w.columns; k += block_size) {
+    const int count = w.columns - k < block_size ? w.columns - k : block_size;
+    std::byte block[T::bytes] = {};
     float numbers[block_size];
-    for (int i = 0; i < vectors; ++i) store(numbers + i * lanes, T::vector(block, i, T::scale(block)));
-    const int count = w.columns - first < block_size ? w.columns - first : block_size;
-    std::memcpy(out + first, numbers, size(count) * sizeof(float));
-  };
-  const int blocks = w.columns / block_size;
-  for (int b = 0; b < blocks; ++b) decode_block(from + size(b) * T::bytes, b * block_size);
-  if (w.columns % block_size != 0) decode_block(Tail<T>{}.take(w, from + size(blocks) * T::bytes), blocks * block_size);
+    std::memcpy(block, w.data + size(row) * w.stride + size(k / block_size) * T::bytes,
+                size(count) * T::bytes / block_size);
+    decode_block<T>(block, numbers);
+    std::memcpy(out + k, numbers, size(count) * sizeof(float));
+  }
 }
 
 // ---- products with weights ----
@@ -250,15 +253,31 @@ constexpr int tile_outputs(int rows) { return most_sums / rows < 8 ? most_sums /
 /// Outputs that one tile of rows after the other goes through; a multiple of what tiles have.
 constexpr int group_outputs = 24;
 
+/// Weights that come into the cache meanwhile. Memory is as busy as the arithmetic only where they are spread evenly.
+struct Ahead {
+  const std::byte* at;
+  std::ptrdiff_t share;  ///< bytes for each tile of rows
+};
+
+/// The accumulators of a part of the columns, where those are cut: [tile][row][output].
+struct Carry {
+  F* sums = nullptr;
+  bool begins = true, ends = true;  ///< whether the part has the first columns, and the last ones
+};
+
 template <class T, int rows>
-void multiply_tile(const Matrix& w, int first, int last, const float* x, std::size_t ldx, float* y, std::size_t ldy,
-                   std::size_t ahead) {
+[[gnu::noinline]] void multiply_tile(const Matrix& w, int first, int last, const float* x, std::size_t ldx, float* y,
+                                     std::size_t ldy, const std::byte* ahead, const std::byte* ahead_end,
+                                     const Carry& carry) {
   constexpr int outputs = tile_outputs(rows), sums_in_all = (rows * outputs + summed - 1) / summed * summed;
-  constexpr int blocks_a_line = T::bytes >= 64 ? 1 : 64 / T::bytes;
   const int blocks = w.columns / block_size;
   const std::byte* row[outputs];
   for (int t = 0; t < outputs; ++t) row[t] = w.data + size(first + t < last ? first + t : last - 1) * w.stride;
   F sums[sums_in_all] = {};
+  if (!carry.begins) {
+    LOOKAHEAD_UNROLL
+    for (int i = 0; i < rows * outputs; ++i) sums[i] = carry.sums[i];
+  }
   const auto add_block = [&](const std::byte* const* from, int block) __attribute__((always_inline)) {
     Scale scales[outputs];
     LOOKAHEAD_UNROLL
@@ -291,20 +310,25 @@ void multiply_tile(const Matrix& w, int first, int last, const float* x, std::si
       }
     }
   };
+  const std::ptrdiff_t lines = (ahead_end - ahead) / 64 / (blocks + 1) + 1;  // in the time of a block
   for (int b = 0; b < blocks; ++b) {
     add_block(row, b);
-    if (b % blocks_a_line == 0) {
-      LOOKAHEAD_UNROLL
-      for (int t = 0; t < outputs; ++t)
-        for (std::size_t line = 0; line < T::bytes; line += 64) __builtin_prefetch(row[t] + line + ahead, 0, 2);
-    }
+    for (std::ptrdiff_t l = 0; l < lines && ahead < ahead_end; ++l, ahead += 64) __builtin_prefetch(ahead, 0, 2);
     LOOKAHEAD_UNROLL
     for (int t = 0; t < outputs; ++t) row[t] += T::bytes;
   }
-  if (w.columns % block_size != 0) {
-    Tail<T> tails[outputs];
-    for (int t = 0; t < outputs; ++t) row[t] = tails[t].take(w, row[t]);
+  if (const int rest = w.columns % block_size; rest != 0) {
+    std::byte completed[outputs][T::bytes] = {};
+    for (int t = 0; t < outputs; ++t) {
+      std::memcpy(completed[t], row[t], size(rest) * T::bytes / block_size);
+      row[t] = completed[t];
+    }
     add_block(row, blocks);
+  }
+  if (!carry.ends) {
+    LOOKAHEAD_UNROLL
+    for (int i = 0; i < rows * outputs; ++i) carry.sums[i] = sums[i];
+    return;
   }
   float out[sums_in_all];
   LOOKAHEAD_UNROLL
@@ -314,59 +338,92 @@ void multiply_tile(const Matrix& w, int first, int last, const float* x, std::si
     for (int t = 0; t < count; ++t) y[size(r) * ldy + size(first + t)] = out[r * outputs + t];
 }
 
-/// `share` of `shares` of the weights behind this group come into the cache meanwhile.
 template <class T, int rows>
 void multiply_rows(const Matrix& w, int first, int last, const float* x, std::size_t ldx, float* y, std::size_t ldy,
-                   int share, int shares) {
-  for (int o = first; o < last; o += tile_outputs(rows)) {
-    const bool mine = (o - first) * shares / group_outputs == share;
-    multiply_tile<T, rows>(w, o, last, x, ldx, y, ldy, mine ? size(group_outputs) * w.stride : 0);
-  }
+                   Ahead& ahead, Carry carry) {
+  constexpr int outputs = tile_outputs(rows);
+  const int tiles = (last - first + outputs - 1) / outputs;
+  for (int t = 0; t < tiles; ++t, carry.sums += rows * outputs)
+    multiply_tile<T, rows>(w, first + t * outputs, last, x, ldx, y, ldy, ahead.at + ahead.share * t / tiles,
+                           ahead.at + ahead.share * (t + 1) / tiles, carry);
+  ahead.at += ahead.share;
 }
 
 /// All rows, tile by tile, for a group of outputs.
 template <class T>
 void multiply_group(const Matrix& w, int first, int last, const float* x, std::size_t ldx, int rows, float* y,
-                    std::size_t ldy) {
-  const int shares = (rows + most_rows - 1) / most_rows;
-  for (int i = 0; rows > 0; ++i) {
+                    std::size_t ldy, Ahead& ahead, Carry carry) {
+  while (rows > 0) {
     const int tiles = (rows + most_rows - 1) / most_rows;
     int n = (rows + tiles - 1) / tiles;
+    const auto as = [&](auto multiply) { multiply(w, first, last, x, ldx, y, ldy, ahead, carry); };
     switch (n) {  // 5 and 7 rows are not worth a copy of everything: 4 or 6, and what remains
       case 1:
-        multiply_rows<T, 1>(w, first, last, x, ldx, y, ldy, i, shares);
+        as(multiply_rows<T, 1>);
         break;
       case 2:
-        multiply_rows<T, 2>(w, first, last, x, ldx, y, ldy, i, shares);
+        as(multiply_rows<T, 2>);
         break;
       case 3:
-        multiply_rows<T, 3>(w, first, last, x, ldx, y, ldy, i, shares);
+        as(multiply_rows<T, 3>);
         break;
       case 4:
       case 5:
         n = 4;
-        multiply_rows<T, 4>(w, first, last, x, ldx, y, ldy, i, shares);
+        as(multiply_rows<T, 4>);
         break;
       case 6:
       case 7:
         n = 6;
-        multiply_rows<T, 6>(w, first, last, x, ldx, y, ldy, i, shares);
+        as(multiply_rows<T, 6>);
         break;
       default:
-        multiply_rows<T, most_rows>(w, first, last, x, ldx, y, ldy, i, shares);
+        as(multiply_rows<T, most_rows>);
         break;
     }
     rows -= n;
     x += size(n) * ldx;
     y += size(n) * ldy;
+    carry.sums += n * group_outputs;
   }
 }
+
+/// For many rows, packed weights are decoded once, a panel of them at a time.
+constexpr int panel_columns = 1024, panel_rows = 64;
+struct Decoded : F32 {};
 
 template <class T>
 void multiply_as(const Matrix& w, int first, int last, const float* x, std::size_t ldx, int rows, float* y,
                  std::size_t ldy) {
-  for (int o = first; o < last; o += group_outputs)
-    multiply_group<T>(w, o, o + group_outputs < last ? o + group_outputs : last, x, ldx, rows, y, ldy);
+  for (; rows > 0; rows -= panel_rows, x += panel_rows * ldx, y += panel_rows * ldy) {
+    const int some = T::packed && rows > panel_rows ? panel_rows : rows;
+    for (int o = first, end; o < last; o = end) {
+      end = o + group_outputs < last ? o + group_outputs : last;
+      const int behind = w.outputs - end < group_outputs ? w.outputs - end : group_outputs;
+      Ahead ahead{w.data + size(end) * w.stride,
+                  static_cast<std::ptrdiff_t>(size(behind) * w.stride) / ((some + most_rows - 1) / most_rows)};
+      if (!T::packed || some <= 2 * most_rows) {
+        multiply_group<T>(w, o, end, x, ldx, some, y, ldy, ahead, {});
+        continue;
+      }
+      alignas(64) float numbers[group_outputs * panel_columns];
+      alignas(64) F sums[panel_rows * group_outputs];
+      ahead.share = ahead.share * panel_columns / w.columns;
+      for (int k = 0; k < w.columns; k += panel_columns) {
+        const int columns = w.columns - k < panel_columns ? w.columns - k : panel_columns;
+        for (int t = 0; t < end - o; ++t) {
+          const std::byte* const from = w.data + size(o + t) * w.stride + size(k / block_size) * T::bytes;
+          for (int b = 0; b < columns / block_size; ++b)
+            decode_block<T>(from + size(b) * T::bytes, numbers + t * panel_columns + b * block_size);
+        }
+        const Matrix panel{reinterpret_cast<const std::byte*>(numbers), panel_columns * sizeof(float), WeightType::f32,
+                           end - o, columns};
+        multiply_group<Decoded>(panel, 0, end - o, x + k, ldx, some, y + o, ldy, ahead,
+                                {sums, k == 0, k + columns == w.columns});
+      }
+    }
+    if (!T::packed) return;
+  }
 }
 
 /// Calls `act` with the weight type of a matrix.
