@@ -18,17 +18,26 @@ function(generate_header_sources output extension)
   set(${output} ${sources} ${source} PARENT_SCOPE)
 endfunction()
 
-generate_header_sources(header_sources cpp ${lookahead_headers})
+# An adapter's header needs its engine.
+set(checked_headers ${lookahead_headers})
+set(checked_with lookahead::lookahead)
+if(TARGET lookahead::llama_cpp)
+  list(APPEND checked_with lookahead::llama_cpp)
+else()
+  list(FILTER checked_headers EXCLUDE REGEX "/adapters/llama_cpp.hpp$")
+endif()
+
+generate_header_sources(header_sources cpp ${checked_headers})
 add_library(header_checks OBJECT EXCLUDE_FROM_ALL ${header_sources})
-target_link_libraries(header_checks PRIVATE lookahead::lookahead lookahead_warnings Threads::Threads)
+target_link_libraries(header_checks PRIVATE ${checked_with} lookahead_warnings Threads::Threads)
 
 option(LOOKAHEAD_NVCC_CHECKS "Add the target nvcc_checks (needs the CUDA toolkit)" OFF)
 if(LOOKAHEAD_NVCC_CHECKS)
   enable_language(CUDA)
   file(GLOB_RECURSE cuda_headers CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/include/*.cuh)
-  generate_header_sources(header_sources cu ${lookahead_headers} ${cuda_headers})
+  generate_header_sources(header_sources cu ${checked_headers} ${cuda_headers})
   add_library(nvcc_checks OBJECT EXCLUDE_FROM_ALL ${header_sources} ${PROJECT_SOURCE_DIR}/tests/nvcc_core.cu)
-  target_link_libraries(nvcc_checks PRIVATE lookahead::lookahead)
+  target_link_libraries(nvcc_checks PRIVATE ${checked_with})
   # The standard is named here because CMake 3.25 drops CUDA_STANDARD 20 in silence. -Wpedantic cannot be asked for: the
   # host code that nvcc writes is not pedantic.
   target_compile_options(nvcc_checks PRIVATE -std=c++20 -Werror=all-warnings -Xcompiler=-Wall,-Wextra,-Wconversion,-Werror)
