@@ -217,10 +217,10 @@ TEST_CASE("models and options that cannot work are refused") {
                  {"jamba", "recurrent layers"},
                  {"t5", "it has an encoder"},
                  {"llada", "diffusion"}};
-  for (const auto& [architecture, says] : refused) {
-    const LoadedModel model = load(file_of(architecture), true);
-    REQUIRE_MESSAGE(model, architecture);
-    CHECK_THROWS_WITH_AS(LlamaCpp(model.get()), doctest::Contains(says), InvalidArgument);
+  for (const auto& kind : refused) {
+    const LoadedModel model = load(file_of(kind.architecture), true);
+    REQUIRE_MESSAGE(model, kind.architecture);
+    CHECK_THROWS_WITH_AS(LlamaCpp(model.get()), doctest::Contains(kind.says), InvalidArgument);
   }
   const LoadedModel no_weights = load(file_of("llama"), true);
   REQUIRE(no_weights);
