@@ -30,11 +30,11 @@ namespace lookahead::engines {
 namespace {
 
 #if defined(__AVX512F__)
-constexpr int lanes = 16, most_sums = 24, most_rows = 8, summed = 8;
+constexpr int lanes = 16, most_sums = 24, most_rows = 8, direct_rows = 16, summed = 8;
 #elif defined(__AVX2__)
-constexpr int lanes = 8, most_sums = 12, most_rows = 6, summed = 4;
+constexpr int lanes = 8, most_sums = 12, most_rows = 6, direct_rows = 6, summed = 4;
 #else
-constexpr int lanes = 4, most_sums = 12, most_rows = 6, summed = 4;
+constexpr int lanes = 4, most_sums = 12, most_rows = 6, direct_rows = 6, summed = 4;
 #endif
 constexpr int vectors = block_size / lanes;  ///< of a block
 
@@ -68,7 +68,6 @@ LOOKAHEAD_INLINE I float_to_bits(F value) { return load<I>(&value); }
 
 #if defined(__AVX2__)
 LOOKAHEAD_INLINE float fused(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
-LOOKAHEAD_INLINE float half(const std::byte* from) { return _cvtsh_ss(load<std::uint16_t>(from)); }
 #else
 LOOKAHEAD_INLINE float fused(float a, float b, float c) { return a * b + c; }
 LOOKAHEAD_INLINE float half(const std::byte* from) {
@@ -91,12 +90,19 @@ LOOKAHEAD_INLINE F bfloats(const std::byte* from) {
 LOOKAHEAD_INLINE F signed_bytes(const std::byte* from) {
   return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load<__m128i>(from)));
 }
-/// The numbers 16 * half to 16 * half + 15 of a block of nibbles, less an offset: 16 bytes, the low nibbles first.
-LOOKAHEAD_INLINE F nibbles(const std::byte* from, int half, float offset) {
+/// What `map` gives for the numbers 16 * half to 16 * half + 15 of a block of nibbles: 16 bytes, the low nibbles first.
+template <class Map>
+LOOKAHEAD_INLINE F nibbles(const std::byte* from, int half, Map map) {
   constexpr F values = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   const __m512i q = _mm512_cvtepu8_epi32(load<__m128i>(from));
-  return _mm512_permutexvar_ps(half == 0 ? q : _mm512_srli_epi32(q, 4), values - offset);  // reads the low four bits
+  return _mm512_permutexvar_ps(half == 0 ? q : _mm512_srli_epi32(q, 4), map(values));  // reads the low four bits
 }
+/// The numbers in half precision at `from` and behind it, in turns.
+LOOKAHEAD_INLINE F half_pairs(const std::byte* from) {
+  return _mm512_cvtph_ps(_mm256_set1_epi32(load<std::int32_t>(from)));
+}
+LOOKAHEAD_INLINE F even_lanes(F a) { return _mm512_moveldup_ps(a); }
+LOOKAHEAD_INLINE F odd_lanes(F a) { return _mm512_movehdup_ps(a); }
 
 /// out[i] = the sum of the lanes of a[i].
 LOOKAHEAD_INLINE void sum_lanes(const F* a, float* out) {
@@ -128,12 +134,19 @@ LOOKAHEAD_INLINE F bfloats(const std::byte* from) {
 LOOKAHEAD_INLINE F signed_bytes(const std::byte* from) {
   return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
 }
-/// The numbers 8 * i to 8 * i + 7 of a block of nibbles, less an offset: 16 bytes, the low nibbles first.
-LOOKAHEAD_INLINE F nibbles(const std::byte* from, int i, float offset) {
+/// What `map` gives for the numbers 8 * i to 8 * i + 7 of a block of nibbles: 16 bytes, the low nibbles first.
+template <class Map>
+LOOKAHEAD_INLINE F nibbles(const std::byte* from, int i, Map map) {
   const __m256i q = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from + i % 2 * 8)));
   const __m256i low = i < 2 ? _mm256_and_si256(q, _mm256_set1_epi32(15)) : _mm256_srli_epi32(q, 4);
-  return _mm256_cvtepi32_ps(low) - offset;
+  return map(_mm256_cvtepi32_ps(low));
 }
+/// The numbers in half precision at `from` and behind it, in turns.
+LOOKAHEAD_INLINE F half_pairs(const std::byte* from) {
+  return _mm256_cvtph_ps(_mm_set1_epi32(load<std::int32_t>(from)));
+}
+LOOKAHEAD_INLINE F even_lanes(F a) { return _mm256_moveldup_ps(a); }
+LOOKAHEAD_INLINE F odd_lanes(F a) { return _mm256_movehdup_ps(a); }
 LOOKAHEAD_INLINE void sum_lanes(const F* a, float* out) {
   const __m256 s = _mm256_hadd_ps(_mm256_hadd_ps(a[0], a[1]), _mm256_hadd_ps(a[2], a[3]));
   _mm_storeu_ps(out, _mm256_castps256_ps128(s) + _mm256_extractf128_ps(s, 1));
@@ -159,65 +172,75 @@ LOOKAHEAD_INLINE F signed_bytes(const std::byte* from) {
   typedef std::int8_t B __attribute__((vector_size(lanes)));
   return __builtin_convertvector(load<B>(from), F);
 }
-/// The numbers 4 * i to 4 * i + 3 of a block of nibbles, less an offset: 16 bytes, the low nibbles first.
-LOOKAHEAD_INLINE F nibbles(const std::byte* from, int i, float offset) {
+/// What `map` gives for the numbers 4 * i to 4 * i + 3 of a block of nibbles: 16 bytes, the low nibbles first.
+template <class Map>
+LOOKAHEAD_INLINE F nibbles(const std::byte* from, int i, Map map) {
   typedef std::uint8_t B __attribute__((vector_size(lanes)));
   const B both = load<B>(from + i % 4 * lanes);
-  return __builtin_convertvector(i < 4 ? both & 15 : both >> 4, F) - offset;
+  return map(__builtin_convertvector(i < 4 ? both & 15 : both >> 4, F));
 }
+/// The numbers in half precision at `from` and behind it, in turns.
+LOOKAHEAD_INLINE F half_pairs(const std::byte* from) {
+  const float d = half(from), m = half(from + 2);
+  return F{d, m, d, m};
+}
+LOOKAHEAD_INLINE F even_lanes(F a) { return F{a[0], a[0], a[2], a[2]}; }
+LOOKAHEAD_INLINE F odd_lanes(F a) { return F{a[1], a[1], a[3], a[3]}; }
 LOOKAHEAD_INLINE void sum_lanes(const F* a, float* out) {
   for (int i = 0; i < summed; ++i) out[i] = (a[i][0] + a[i][2]) + (a[i][1] + a[i][3]);
 }
 
 #endif
 
-// ---- weight types: 32 numbers take `bytes` bytes; `vector` gives the i-th vector of them. Packed
-// ones are costly to decode, and have whole blocks only ----
+// ---- weight types: 32 numbers take `bytes` bytes; `vector` gives the i-th vector of them ----
 
 struct Scale {
-  float d, m;
+  F d, m;
 };
 
-struct F32 {
+struct Plain {
+  static constexpr bool packed = false;
+  LOOKAHEAD_INLINE static Scale scale(const std::byte*) { return Scale(); }
+};
+struct F32 : Plain {
   static constexpr std::size_t bytes = 128;
-  static constexpr bool packed = false;
-  LOOKAHEAD_INLINE static Scale scale(const std::byte*) { return {}; }
-  LOOKAHEAD_INLINE static F vector(const std::byte* from, int i, Scale) { return load<F>(from + 4 * lanes * i); }
+  LOOKAHEAD_INLINE static F vector(const std::byte* from, int i, const Scale&) { return load<F>(from + 4 * lanes * i); }
 };
-struct F16 {
+struct F16 : Plain {
   static constexpr std::size_t bytes = 64;
-  static constexpr bool packed = false;
-  LOOKAHEAD_INLINE static Scale scale(const std::byte*) { return {}; }
-  LOOKAHEAD_INLINE static F vector(const std::byte* from, int i, Scale) { return halves(from + 2 * lanes * i); }
+  LOOKAHEAD_INLINE static F vector(const std::byte* from, int i, const Scale&) { return halves(from + 2 * lanes * i); }
 };
-struct BF16 {
+struct BF16 : Plain {
   static constexpr std::size_t bytes = 64;
-  static constexpr bool packed = false;
-  LOOKAHEAD_INLINE static Scale scale(const std::byte*) { return {}; }
-  LOOKAHEAD_INLINE static F vector(const std::byte* from, int i, Scale) { return bfloats(from + 2 * lanes * i); }
+  LOOKAHEAD_INLINE static F vector(const std::byte* from, int i, const Scale&) { return bfloats(from + 2 * lanes * i); }
 };
-struct Q8 {
+
+/// Costly to decode; there are whole blocks only.
+struct Packed {
+  static constexpr bool packed = true;
+  LOOKAHEAD_INLINE static Scale scale(const std::byte* from) {
+    const F pairs = half_pairs(from);
+    return {even_lanes(pairs), odd_lanes(pairs)};
+  }
+};
+struct Q8 : Packed {
   static constexpr std::size_t bytes = 34;
-  static constexpr bool packed = true;
-  LOOKAHEAD_INLINE static Scale scale(const std::byte* from) { return {half(from), 0}; }
-  LOOKAHEAD_INLINE static F vector(const std::byte* from, int i, Scale s) {
-    return broadcast(s.d) * signed_bytes(from + 2 + lanes * i);
+  LOOKAHEAD_INLINE static F vector(const std::byte* from, int i, const Scale& s) {
+    return s.d * signed_bytes(from + 2 + lanes * i);
   }
 };
-struct Q40 {
+struct Q40 : Packed {
   static constexpr std::size_t bytes = 18;
-  static constexpr bool packed = true;
-  LOOKAHEAD_INLINE static Scale scale(const std::byte* from) { return {half(from), 0}; }
-  LOOKAHEAD_INLINE static F vector(const std::byte* from, int i, Scale s) {
-    return broadcast(s.d) * nibbles(from + 2, i, 8);
+  LOOKAHEAD_INLINE static F vector(const std::byte* from, int i, const Scale& s) {
+    const auto number = [&](F q) __attribute__((always_inline)) { return s.d * (q - 8.0F); };
+    return nibbles(from + 2, i, number);
   }
 };
-struct Q41 {
+struct Q41 : Packed {
   static constexpr std::size_t bytes = 20;
-  static constexpr bool packed = true;
-  LOOKAHEAD_INLINE static Scale scale(const std::byte* from) { return {half(from), half(from + 2)}; }
-  LOOKAHEAD_INLINE static F vector(const std::byte* from, int i, Scale s) {
-    return fused(broadcast(s.d), nibbles(from + 4, i, 0), broadcast(s.m));
+  LOOKAHEAD_INLINE static F vector(const std::byte* from, int i, const Scale& s) {
+    const auto number = [&](F q) __attribute__((always_inline)) { return fused(s.d, q, s.m); };
+    return nibbles(from + 4, i, number);
   }
 };
 
@@ -279,30 +302,32 @@ template <class T, int rows>
     for (int i = 0; i < rows * outputs; ++i) sums[i] = carry.sums[i];
   }
   const auto add_block = [&](const std::byte* const* from, int block) __attribute__((always_inline)) {
-    Scale scales[outputs];
-    LOOKAHEAD_UNROLL
-    for (int t = 0; t < outputs; ++t) scales[t] = T::scale(from[t]);
-    LOOKAHEAD_UNROLL
-    for (int i = 0; i < vectors; ++i) {
-      const float* const at = x + block * block_size + i * lanes;
-      if constexpr (rows <= outputs) {  // the shorter side waits in registers
-        F u[rows];
+    const float* const at = x + block * block_size;
+    if constexpr (rows <= outputs) {  // outputs one by one: a block's scale and bits are read once
+      LOOKAHEAD_UNROLL
+      for (int t = 0; t < outputs; ++t) {
+        const Scale scale = T::scale(from[t]);
         LOOKAHEAD_UNROLL
-        for (int r = 0; r < rows; ++r) keep_in_register(u[r] = load(at + size(r) * ldx));
-        LOOKAHEAD_UNROLL
-        for (int t = 0; t < outputs; ++t) {
-          F v = T::vector(from[t], i, scales[t]);
+        for (int i = 0; i < vectors; ++i) {
+          F v = T::vector(from[t], i, scale);
           keep_in_register(v);
           LOOKAHEAD_UNROLL
-          for (int r = 0; r < rows; ++r) sums[r * outputs + t] = fused(u[r], v, sums[r * outputs + t]);
+          for (int r = 0; r < rows; ++r)
+            sums[r * outputs + t] = fused(load(at + size(r) * ldx + i * lanes), v, sums[r * outputs + t]);
         }
-      } else {
+      }
+    } else {
+      Scale scales[outputs];
+      LOOKAHEAD_UNROLL
+      for (int t = 0; t < outputs; ++t) scales[t] = T::scale(from[t]);
+      LOOKAHEAD_UNROLL
+      for (int i = 0; i < vectors; ++i) {
         F v[outputs];
         LOOKAHEAD_UNROLL
         for (int t = 0; t < outputs; ++t) keep_in_register(v[t] = T::vector(from[t], i, scales[t]));
         LOOKAHEAD_UNROLL
         for (int r = 0; r < rows; ++r) {
-          F u = load(at + size(r) * ldx);
+          F u = load(at + size(r) * ldx + i * lanes);
           keep_in_register(u);
           LOOKAHEAD_UNROLL
           for (int t = 0; t < outputs; ++t) sums[r * outputs + t] = fused(u, v[t], sums[r * outputs + t]);
@@ -388,7 +413,7 @@ void multiply_group(const Matrix& w, int first, int last, const float* x, std::s
   }
 }
 
-/// For many rows, packed weights are decoded once, a panel of them at a time.
+/// For more than `direct_rows` rows, packed weights are decoded once, a panel of them at a time.
 constexpr int panel_columns = 1024, panel_rows = 64;
 struct Decoded : F32 {};
 
@@ -402,7 +427,7 @@ void multiply_as(const Matrix& w, int first, int last, const float* x, std::size
       const int behind = w.outputs - end < group_outputs ? w.outputs - end : group_outputs;
       Ahead ahead{w.data + size(end) * w.stride,
                   static_cast<std::ptrdiff_t>(size(behind) * w.stride) / ((some + most_rows - 1) / most_rows)};
-      if (!T::packed || some <= 2 * most_rows) {
+      if (!T::packed || some <= direct_rows) {
         multiply_group<T>(w, o, end, x, ldx, some, y, ldy, ahead, {});
         continue;
       }
