@@ -6,8 +6,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <doctest/doctest.h>
-#include <fstream>
-#include <iterator>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <span>
@@ -15,6 +13,7 @@
 #include <string_view>
 #include <vector>
 
+#include "doc_examples.hpp"
 #include "engines/gguf.hpp"
 #include "engines/llama_engine.hpp"
 #include "engines/tokenizer.hpp"
@@ -288,49 +287,6 @@ TEST_CASE("every example runs, and does what is said of it") {
   }
 }
 
-namespace {
-
-std::vector<std::string> lines(const std::string& path) {
-  std::ifstream in(path);
-  REQUIRE_MESSAGE(in.good(), path);
-  std::vector<std::string> all;
-  for (std::string line; std::getline(in, line);) all.push_back(line);
-  return all;
-}
-
-}  // namespace
-
-TEST_CASE("docs/requests.md shows the examples as they are, all and in order") {
-  std::vector<std::string> examples, shown;
-  bool inside = false;
-  std::size_t indent = 0;
-  for (const std::string& line : lines("tests/test_requests_doc.cpp")) {
-    const std::size_t first = line.find_first_not_of(' ');
-    const std::string_view rest = first == std::string::npos ? "" : std::string_view(line).substr(first);
-    if (rest == "// []") {
-      inside = false;
-    } else if (rest.starts_with("// [") && rest.ends_with("]")) {
-      inside = true;
-      indent = first;
-      examples.emplace_back();
-    } else if (inside) {
-      examples.back() += line.empty() ? "\n" : line.substr(indent) + "\n";
-    }
-  }
-  for (const std::string& line : lines("docs/requests.md")) {
-    if (line == "```cpp") {
-      inside = true;
-      shown.emplace_back();
-    } else if (line.starts_with("```")) {
-      inside = false;
-    } else if (inside) {
-      shown.back() += line + "\n";
-    }
-  }
-  CHECK(shown.size() == examples.size());
-  CHECK(examples.size() > 10);
-  for (const std::string& example : examples) {
-    CAPTURE(example);
-    CHECK(std::ranges::count(shown, example) == 1);
-  }
+TEST_CASE("docs/requests.md shows the examples as they are") {
+  doc_examples::check_page("docs/requests.md", "tests/test_requests_doc.cpp");
 }
