@@ -6,10 +6,15 @@
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
+#include <ctime>
 #include <exception>
 #include <functional>
 #include <map>
-#include <random>
+#include <memory>
+#include <new>
+#include <optional>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -19,16 +24,40 @@
 
 #include "lookahead/token_tree.hpp"
 
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
 namespace {
 
 using namespace lookahead::engines;
 
 constexpr int most_rows = 256;
 
+bool processor_time = false;  ///< whether `seconds` leaves out the time in which others had the processor
+
+double now() {
+  if (processor_time) return static_cast<double>(std::clock()) / CLOCKS_PER_SEC;
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
 double seconds(const std::function<void()>& work) {
-  const auto start = std::chrono::steady_clock::now();
+  const double start = now();
   work();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return now() - start;
+}
+
+/// Memory in large pages where there are any, as the engine's converted weights have it.
+std::unique_ptr<std::uint64_t[], decltype(&std::free)> numbers(std::size_t count) {
+  constexpr std::size_t page = std::size_t{1} << 21;
+  const std::size_t bytes = (count * sizeof(std::uint64_t) + page - 1) / page * page;
+  auto* const memory = static_cast<std::uint64_t*>(std::aligned_alloc(page, bytes));
+  if (memory == nullptr) throw std::bad_alloc();
+#if defined(MADV_HUGEPAGE)
+  madvise(memory, bytes, MADV_HUGEPAGE);
+#endif
+  std::fill_n(memory, count, 1);
+  return {memory, &std::free};
 }
 
 double quantile(std::vector<double> values, double q) {
@@ -45,7 +74,7 @@ void on_threads(int threads, const std::function<void(int)>& work) {
 
 /// Bytes a second that all threads read together from `memory`, which is as large as the weights: what part of them the
 /// caches hold must count on both sides.
-double read_bandwidth(const std::vector<std::uint64_t>& memory, int threads) {
+double read_bandwidth(std::span<const std::uint64_t> memory, int threads) {
   const std::size_t share = memory.size() / static_cast<std::size_t>(threads) / 8 * 8;
   const double time = seconds([&] {
     on_threads(threads, [&](int t) {
@@ -119,9 +148,15 @@ int run(int argc, char** argv) {
   app.add_option("--quantile", q, "Which of the sorted times counts: 0.5 is the median; on a busy machine, less")
       ->check(CLI::Range(0.0, 1.0))
       ->capture_default_str();
+  app.add_flag("--cpu-time", processor_time,
+               "Measure the processor's time, not the clock's, where others use the machine; with --threads 1 only");
   app.add_option("--kernels", set, "avx512, avx2 or portable; the fastest by default");
   CLI11_PARSE(app, argc, argv);
 
+  if (processor_time && threads != 1) {
+    std::fprintf(stderr, "--cpu-time: threads wait for each other, which takes their time too; give --threads 1\n");
+    return 2;
+  }
   const Kernels* kernels = nullptr;
   for (const Kernels* k : available_kernels())
     if (kernels == nullptr && (set.empty() || set == k->name)) kernels = k;
@@ -132,8 +167,8 @@ int run(int argc, char** argv) {
   GgufFile file{std::filesystem::path(model)};
   if (!as_it_is) file = GgufFile(inflate(file, {.width = 1024, .blocks = 22, .feed = 4096}));
 
-  std::printf("%s, %d threads, %s kernels, context %d, quantile %g of %d rounds\n", file.name().c_str(), threads,
-              kernels->name, context, q, rounds);
+  std::printf("%s, %d threads, %s kernels, context %d, quantile %g of %d rounds%s\n", file.name().c_str(), threads,
+              kernels->name, context, q, rounds, processor_time ? ", processor time" : "");
   for (const std::string& name : types) {
     std::optional<WeightType> type;
     for (std::uint32_t n = 0; n < 64; ++n)
@@ -148,12 +183,13 @@ int run(int argc, char** argv) {
     engine.prefill(prompt);
 
     const Size size = size_of(file, *type);
-    const std::vector<std::uint64_t> memory(static_cast<std::size_t>(size.bytes / sizeof(std::uint64_t)), 1);
+    const auto count = static_cast<std::size_t>(size.bytes / sizeof(std::uint64_t));
+    const auto memory = numbers(count);
     std::vector<double> bandwidths, peaks;
     std::map<int, std::vector<double>> times;
     static Storage tree;
     for (int round = -1; round < rounds; ++round) {  // the first one warms up
-      const double bandwidth = read_bandwidth(memory, threads), products = peak(*kernels, threads);
+      const double bandwidth = read_bandwidth({memory.get(), count}, threads), products = peak(*kernels, threads);
       if (round >= 0) {
         bandwidths.push_back(bandwidth);
         peaks.push_back(products);

@@ -17,6 +17,10 @@
 
 #include "lookahead/errors.hpp"
 
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
 namespace lookahead::engines {
 namespace {
 
@@ -27,13 +31,27 @@ constexpr std::int64_t most_width = 1 << 16, most_layers = 1024;
 
 std::size_t size(int n) { return static_cast<std::size_t>(n); }
 
+/// From a row of activations to the next: a cache line more than whole blocks, or rows would compete for the same
+/// places in the cache where their length is a power of two.
+constexpr std::size_t row_stride(int n) { return padded(n) + 16; }
+
 /// Zeroed floats on a cache line; pages cost nothing until they are touched.
 class Floats {
  public:
   Floats() = default;
-  explicit Floats(std::size_t n) : memory_(static_cast<float*>(std::calloc(n + 16, sizeof(float))), &std::free) {
+  /// With `large_pages`, for what is read from end to end in every step: fewer address translations.
+  explicit Floats(std::size_t n, [[maybe_unused]] bool large_pages = false)
+      : memory_(static_cast<float*>(std::calloc(n + 16, sizeof(float))), &std::free) {
     if (memory_ == nullptr) throw std::bad_alloc();
-    data_ = memory_.get() + (64 - reinterpret_cast<std::uintptr_t>(memory_.get()) % 64) % 64 / sizeof(float);
+    const auto to_boundary = [&](std::size_t alignment) {
+      return memory_.get() +
+             (alignment - reinterpret_cast<std::uintptr_t>(memory_.get()) % alignment) % alignment / sizeof(float);
+    };
+    data_ = to_boundary(64);
+#if defined(MADV_HUGEPAGE)
+    constexpr std::size_t page = 4096;  // a hint: what does not fit it is refused and changes nothing
+    if (large_pages && n * sizeof(float) > page) madvise(to_boundary(page), n * sizeof(float) - page, MADV_HUGEPAGE);
+#endif
   }
   [[nodiscard]] float* operator+(std::size_t i) const { return data_ + i; }
 
@@ -108,28 +126,37 @@ struct Weights {
     return reinterpret_cast<const float*>(t.data.data());  // aligned: offsets are multiples of 8
   }
 
-  /// Stores a matrix in another type; its bytes stay in `converted_`.
-  void convert(Matrix& m, WeightType type, Workers& workers) {
-    if (m.type == type) return;
-    if (size(m.columns) % block_numbers(type) != 0)
-      throw InvalidArgument("rows of " + std::to_string(m.columns) + " weights cannot become " +
-                            weight_type_name(type) + ", which packs " + std::to_string(block_numbers(type)) +
-                            " at a time; give F32, F16 or BF16 in LlamaOptions::weights");
-    const std::size_t stride = row_bytes(type, size(m.columns));
-    const Floats& memory = converted_.emplace_back((stride * size(m.outputs) + 3) / 4);
-    auto* const to = reinterpret_cast<std::byte*>(memory + 0);
-    workers.run((m.outputs + 63) / 64, [&](int task, int) {
-      std::vector<float> row(size(m.columns));
-      for (int o = task * 64; o < std::min(task * 64 + 64, m.outputs); ++o) {
-        decode_row(m.type, m.data + size(o) * m.stride, row.size(), row.data());
-        encode_row(type, row.data(), row.size(), to + size(o) * stride);
-      }
-    });
-    m = {to, stride, type, m.outputs, m.columns};
+  /// Stores matrices in another type; their bytes stay in `converted_`.
+  void convert(std::span<Matrix* const> matrices, WeightType type, Workers& workers) {
+    std::size_t bytes = 0;
+    const auto needed = [&](const Matrix& m) {  // whole cache lines
+      return m.type == type ? 0 : (row_bytes(type, size(m.columns)) * size(m.outputs) + 63) / 64 * 64;
+    };
+    for (const Matrix* m : matrices) bytes += needed(*m);
+    converted_ = Floats(bytes / sizeof(float), true);
+    auto* to = reinterpret_cast<std::byte*>(converted_ + 0);
+    for (Matrix* m : matrices) {
+      if (m->type == type) continue;
+      if (size(m->columns) % block_numbers(type) != 0)
+        throw InvalidArgument("rows of " + std::to_string(m->columns) + " weights cannot become " +
+                              weight_type_name(type) + ", which packs " + std::to_string(block_numbers(type)) +
+                              " at a time; give F32, F16 or BF16 in LlamaOptions::weights");
+      const std::size_t stride = row_bytes(type, size(m->columns));
+      workers.run((m->outputs + 63) / 64, [&](int task, int) {
+        std::vector<float> row(size(m->columns));
+        for (int o = task * 64; o < std::min(task * 64 + 64, m->outputs); ++o) {
+          decode_row(m->type, m->data + size(o) * m->stride, row.size(), row.data());
+          encode_row(type, row.data(), row.size(), to + size(o) * stride);
+        }
+      });
+      const std::size_t used = needed(*m);
+      *m = {to, stride, type, m->outputs, m->columns};
+      to += used;
+    }
   }
 
   std::unordered_set<std::string_view> used_;
-  std::vector<Floats> converted_;
+  Floats converted_;
 };
 
 Weights::Weights(const GgufFile& source, const LlamaOptions& options) : file(source) {
@@ -192,14 +219,12 @@ Weights::Weights(const GgufFile& source, const LlamaOptions& options) : file(sou
   if (!options.weights) return;
   Workers workers(resolved_threads(options.threads));
   const bool tied = output.data == embedding.data;
-  convert(embedding, *options.weights, workers);
-  if (tied)
-    output = embedding;
-  else
-    convert(output, *options.weights, workers);
+  std::vector<Matrix*> matrices{&embedding};
+  if (!tied) matrices.push_back(&output);
   for (Layer& l : layers)
-    for (Matrix* m : {&l.query, &l.key, &l.value, &l.output, &l.gate, &l.up, &l.down})
-      convert(*m, *options.weights, workers);
+    for (Matrix* m : {&l.query, &l.key, &l.value, &l.output, &l.gate, &l.up, &l.down}) matrices.push_back(m);
+  convert(matrices, *options.weights, workers);
+  if (tied) output = embedding;
 }
 
 }  // namespace
@@ -289,15 +314,15 @@ LlamaEngine::State::State(std::shared_ptr<const Weights> model, const LlamaOptio
   }
 
   const std::size_t rows = size(options.max_rows);
-  x = Floats(rows * padded(w.width));
-  normed = Floats(rows * padded(w.width));
-  delta = Floats(rows * padded(w.width));
+  x = Floats(rows * row_stride(w.width));
+  normed = Floats(rows * row_stride(w.width));
+  delta = Floats(rows * row_stride(w.width));
   query = Floats(rows * size(w.heads * w.head));
-  attended = Floats(rows * padded(w.heads * w.head));
+  attended = Floats(rows * row_stride(w.heads * w.head));
   key = Floats(rows * size(w.key_heads * w.head));
   value = Floats(rows * size(w.key_heads * w.head));
-  hidden = Floats(rows * padded(w.feed));
-  up = Floats(rows * padded(w.feed));
+  hidden = Floats(rows * row_stride(w.feed));
+  up = Floats(rows * row_stride(w.feed));
   logits = Floats(rows * size(w.vocabulary));
   length.resize(rows);
   logit_row.assign(rows, -1);
@@ -325,7 +350,7 @@ void LlamaEngine::State::check_tokens(std::span<const token_type> tokens) const 
 void LlamaEngine::State::evaluate(std::span<const token_type> tokens, const TokenTree<token_type>* tree) {
   const Weights& w = *weights;
   const int rows = static_cast<int>(tokens.size());
-  const std::size_t width = padded(w.width), queries = padded(w.heads * w.head), feed = padded(w.feed);
+  const std::size_t width = row_stride(w.width), queries = row_stride(w.heads * w.head), feed = row_stride(w.feed);
   for (int r = 0; r < rows; ++r) {
     const int parent = tree == nullptr ? r - 1 : tree->parents()[size(r)];
     length[size(r)] = parent < 0 ? 1 : length[size(parent)] + 1;
@@ -468,7 +493,7 @@ void LlamaEngine::State::attend(int layer, int key_head, int first_row, int last
                          values_of + (context_size + size(path[i])) * head, head, out, head, group, static_cast<int>(n),
                          w.head);
     }
-    float* const to = attended + (size(first_row + r) * padded(w.heads * w.head) + size(key_head * group) * head);
+    float* const to = attended + (size(first_row + r) * row_stride(w.heads * w.head) + size(key_head * group) * head);
     for (int g = 0; g < group; ++g)
       for (std::size_t d = 0; d < head; ++d)
         to[size(g) * head + d] = out[size(g) * head + d] / s.sums[size(r * group + g)];
