@@ -1,6 +1,6 @@
 // An engine or a policy that lacks something is told the one requirement that it misses. This compiles as it stands;
 // with each of these macros it must fail, and the compiler must say what follows the colon.
-// LOOKAHEAD_WITHOUT_TOKEN_TYPE: HasTokenType
+// LOOKAHEAD_WITHOUT_TOKEN_TYPE: no type named .*token_type
 // LOOKAHEAD_WITH_64_BIT_TOKENS: HasTokenType
 // LOOKAHEAD_WITHOUT_VOCABULARY: HasVocabulary
 // LOOKAHEAD_WITHOUT_CONTEXT: HasContext
