@@ -27,20 +27,20 @@
 #include <variant>
 #include <vector>
 
-#include "chat_template.hpp"
-#include "engines/gguf.hpp"
-#include "engines/llama_engine.hpp"
-#include "engines/tokenizer.hpp"
-#include "model_options.hpp"
-
 #include "lookahead/lookahead.hpp"
+
+#ifndef LOOKAHEAD_DEMO_ENGINE  // llama_cpp_generate.cpp brings another one
+#define LOOKAHEAD_DEMO_ENGINE "engine_demo.hpp"
+#endif
+#include LOOKAHEAD_DEMO_ENGINE
 
 namespace {
 
-using lookahead::engines::GgufFile;
-using lookahead::engines::LlamaEngine;
-using lookahead::engines::Tokenizer;
-using Token = LlamaEngine::token_type;
+using lookahead::examples::demo::chat_tokens;
+using lookahead::examples::demo::Engine;
+using lookahead::examples::demo::ModelFile;
+using lookahead::examples::demo::Tokenizer;
+using Token = Engine::token_type;
 using Json = nlohmann::ordered_json;
 using Clock = std::chrono::steady_clock;
 
@@ -61,15 +61,14 @@ struct Policy {
         },
         choice);
   }
-  Token select(LlamaEngine& model, int row, std::int64_t position) {
+  Token select(Engine& model, int row, std::int64_t position) {
     return std::visit([&](auto& policy) { return policy.select(model, row, position); }, choice);
   }
 };
 
-using Decoder = lookahead::Decoder<LlamaEngine, max_window, max_ngram, max_guesses, Policy>;
+using Decoder = lookahead::Decoder<Engine, max_window, max_ngram, max_guesses, Policy>;
 constexpr int max_rows = Decoder::Step::max_rows;
 
-constexpr const char* bundled_model = LOOKAHEAD_BUNDLED_MODEL;
 constexpr const char* default_prompt = "def encode(text, encoding=\"utf-8\"):\n    \"\"\"";
 constexpr const char* default_question = "What is a hash table, and what is it good for?";
 constexpr int growth_rows = 8;  // the fastest on two x86 cores and the bundled model
@@ -78,7 +77,7 @@ enum Exit { success = 0, differs = 1, failure = 2 };
 
 struct Options {
   std::optional<std::string> prompt, prompt_file, pool;
-  lookahead::examples::ModelOptions model{.path = bundled_model};
+  lookahead::examples::demo::ModelOptions model{};
   std::string shape = "growth";
   std::size_t max_tokens = 256;
   int context = 0, threads = 0;
@@ -398,30 +397,16 @@ const char* stop_name(lookahead::StopReason stop) {
   }
 }
 
-// What the figures are from.
-std::string describe(const GgufFile& file, const Options& o) {
-  std::string text = printable(o.model.describe(file));
-  std::error_code none;
-  if (o.model.inflation)
-    text +=
-        ".\nWhat was added computes, but nothing comes of it: a step costs what it costs in a model of"
-        "\nthis size, while the text is the small model's, easier to guess than a large model's.";
-  else if (std::filesystem::equivalent(o.model.path, bundled_model, none))
-    text += ": so small that it repeats\nitself, which is easy to guess. Larger models gain less.";
-  return text + "\n";
-}
-
 int run(const Options& o) {
   const Policy policy = policy_of(o);
   const std::optional<std::string> given = prompt_of(o);
-  const GgufFile file = o.model.open();
+  const ModelFile file = o.model.open();
   const Tokenizer tokenizer(file);
-  LlamaEngine model(file, {.context = o.context, .threads = o.threads, .weights = o.model.weights});
 
   const bool chat = !o.raw && file.text("tokenizer.chat_template");
   const std::string prompt = given.value_or(chat ? default_question : default_prompt);
-  const std::vector<Token> tokens = chat ? lookahead::examples::chat_tokens(file, tokenizer, prompt)
-                                         : tokenizer.encode(prompt, tokenizer.add_bos() || prompt.empty());
+  const std::vector<Token> tokens =
+      chat ? chat_tokens(file, tokenizer, prompt) : tokenizer.encode(prompt, tokenizer.add_bos() || prompt.empty());
   Decoder::Options plain_options;
   plain_options.shape.w = plain_options.shape.g = 0;
   plain_options.rows = 1;
@@ -439,7 +424,8 @@ int run(const Options& o) {
     options.keep_pool = o.pool.has_value();
   }
 
-  const std::string about = describe(file, o);
+  const std::string about = printable(o.model.describe(file)) + "\n";
+  Engine model = o.model.engine(file, o.context, o.threads, options.rows);
   using Pool = lookahead::NGramPool<Token>;
   Decoder decoder = options.keep_pool
                         ? Decoder(model, options, policy,

@@ -1,0 +1,161 @@
+#pragma once
+/// @file llama_cpp_demo.hpp
+/// What the demo (generate.cpp) needs of a model, from llama.cpp: any GGUF file that llama.cpp can load.
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <cstdio>
+#include <llama.h>
+#include <memory>
+#include <optional>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "lookahead/adapters/llama_cpp.hpp"
+#include "lookahead/errors.hpp"
+#include "lookahead/pool_file.hpp"
+
+namespace lookahead::examples::demo {
+
+using Engine = LlamaCpp;
+
+/// A loaded model. What llama.cpp logs is left out, but for errors.
+class ModelFile {
+ public:
+  explicit ModelFile(const std::string& path) {
+    llama_log_set(
+        [](ggml_log_level level, const char* text, void*) {
+          if (level == GGML_LOG_LEVEL_ERROR) std::fputs(text, stderr);
+        },
+        nullptr);
+    llama_backend_init();
+    model_.reset(llama_model_load_from_file(path.c_str(), llama_model_default_params()));
+    if (model_ == nullptr) throw std::runtime_error(path + " is no model that llama.cpp can load");
+  }
+
+  /// A text among the keys of the file, or nothing.
+  [[nodiscard]] std::optional<std::string> text(const char* key) const {
+    const std::int32_t length = llama_model_meta_val_str(model_.get(), key, nullptr, 0);
+    if (length < 0) return std::nullopt;
+    std::string value(static_cast<std::size_t>(length) + 1, '\0');
+    llama_model_meta_val_str(model_.get(), key, value.data(), value.size());
+    value.pop_back();
+    return value;
+  }
+
+  [[nodiscard]] llama_model* get() const { return model_.get(); }
+  [[nodiscard]] const llama_vocab* vocabulary() const { return llama_model_get_vocab(model_.get()); }
+
+ private:
+  struct Free {
+    void operator()(llama_model* model) const { llama_model_free(model); }
+  };
+  std::unique_ptr<llama_model, Free> model_;
+};
+
+/// llama.cpp's tokenizer, with the pieces of all tokens made beforehand.
+class Tokenizer {
+ public:
+  explicit Tokenizer(const ModelFile& file) : vocabulary_(file.vocabulary()) {
+    const std::int32_t tokens = llama_vocab_n_tokens(vocabulary_);
+    for (llama_token t = 0; t < tokens; ++t) {
+      std::string text(16, '\0');
+      const auto write = [&] {
+        return llama_token_to_piece(vocabulary_, t, text.data(), static_cast<std::int32_t>(text.size()), 0, false);
+      };
+      std::int32_t length = write();
+      if (length < 0) {
+        text.resize(static_cast<std::size_t>(-length));
+        length = write();
+      }
+      text.resize(static_cast<std::size_t>(std::max(length, 0)));
+      pieces_.push_back(std::move(text));
+      if (llama_vocab_is_eog(vocabulary_, t)) eos_.push_back(t);
+    }
+  }
+
+  /// The tokens of a text; names of control tokens count as such where `control` says so.
+  [[nodiscard]] std::vector<llama_token> encode(std::string_view text, bool bos, bool control = false) const {
+    std::vector<llama_token> tokens(text.size() + 16);
+    const std::int32_t count = llama_tokenize(vocabulary_, text.data(), static_cast<std::int32_t>(text.size()),
+                                              tokens.data(), static_cast<std::int32_t>(tokens.size()), bos, control);
+    if (count < 0) throw std::runtime_error("llama.cpp could not tokenize the text");
+    tokens.resize(static_cast<std::size_t>(count));
+    return tokens;
+  }
+
+  [[nodiscard]] bool add_bos() const { return llama_vocab_get_add_bos(vocabulary_); }
+  [[nodiscard]] std::span<const llama_token> eos() const { return eos_; }
+  [[nodiscard]] std::string_view piece(llama_token token) const { return pieces_[static_cast<std::size_t>(token)]; }
+  [[nodiscard]] std::size_t vocabulary() const { return pieces_.size(); }
+
+  [[nodiscard]] std::uint64_t fingerprint() const {
+    std::vector<std::string> names;
+    for (std::size_t t = 0; t < pieces_.size(); ++t)
+      names.emplace_back(llama_vocab_get_text(vocabulary_, static_cast<llama_token>(t)));
+    return tokenizer_fingerprint(names);
+  }
+
+ private:
+  const llama_vocab* vocabulary_;
+  std::vector<std::string> pieces_;
+  std::vector<llama_token> eos_;
+};
+
+/// A question in the chat template of the file.
+[[nodiscard]] inline std::vector<llama_token> chat_tokens(const ModelFile& file, const Tokenizer& tokenizer,
+                                                          const std::string& question) {
+  if (tokenizer.encode(question, false, true) != tokenizer.encode(question, false))
+    throw std::runtime_error("the question holds names of control tokens; leave them out, or pass --raw");
+  const llama_chat_message message = {"user", question.c_str()};
+  const char* const form = llama_model_chat_template(file.get(), nullptr);
+  std::string text;
+  const auto apply = [&] {
+    return llama_chat_apply_template(form, &message, 1, true, text.data(), static_cast<std::int32_t>(text.size()));
+  };
+  const std::int32_t length = apply();
+  if (length < 0)
+    throw std::runtime_error("llama.cpp does not know the file's chat template; complete the text without (--raw)");
+  text.resize(static_cast<std::size_t>(length));
+  apply();
+  return tokenizer.encode(text, tokenizer.add_bos(), true);
+}
+
+/// Which model runs, and how.
+struct ModelOptions {
+  std::string path = LOOKAHEAD_BUNDLED_MODEL;
+  bool flash_attention = false;
+
+  void declare(CLI::App& app) {
+    app.add_option("--model", path, "Any GGUF file that llama.cpp can load")->capture_default_str();
+    app.add_flag("--flash-attention", flash_attention,
+                 "With llama.cpp's flash attention, which rounds otherwise for one row than for many");
+  }
+
+  [[nodiscard]] ModelFile open() const { return ModelFile(path); }
+
+  [[nodiscard]] std::string describe(const ModelFile& file) const {
+    std::array<char, 128> text{};
+    llama_model_desc(file.get(), text.data(), text.size());
+    return file.text("general.name").value_or(path) + ": " + text.data() + ", llama.cpp " + llama_version();
+  }
+
+  /// Throws `InvalidArgument` for a model whose state cannot be cut back, or too many rows.
+  [[nodiscard]] Engine engine(const ModelFile& file, int context, int threads, std::size_t rows) const {
+    llama_context_params params = LlamaCpp::default_params();
+    if (flash_attention) params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;
+    const int longest = std::min(llama_model_n_ctx_train(file.get()), 4096);
+    params.n_ctx = static_cast<std::uint32_t>(context > 0 ? context : longest);
+    params.n_threads = params.n_threads_batch =
+        threads > 0 ? threads : static_cast<std::int32_t>(std::max(1U, std::thread::hardware_concurrency()));
+    return LlamaCpp(file.get(), params, static_cast<int>(rows));
+  }
+};
+
+}  // namespace lookahead::examples::demo
