@@ -1,7 +1,10 @@
 #include <cstring>
 #include <doctest/doctest.h>
 #include <filesystem>
+#include <fstream>
 #include <random>
+#include <stdexcept>
+#include <string>
 #include <vector>
 
 #include "engines/inflate.hpp"
@@ -65,6 +68,37 @@ TEST_CASE("an inflated model gives the same logits to the last bit") {
              {.width = 144, .blocks = 4, .feed = 77}, text);
   check_same(GgufFile{std::filesystem::path("examples/models/cpython-6m-q8_0.gguf")},
              {.width = 1024, .blocks = 8, .feed = 1024}, random_text(10, 4096));
+}
+
+TEST_CASE("an inflated file gives the same logits, and the source stays") {
+  namespace fs = std::filesystem;
+  const fs::path folder = fs::temp_directory_path() / ("lookahead_inflate_" + std::to_string(std::random_device{}()));
+  fs::create_directory(folder);
+  const fs::path small = folder / "small.gguf", large = folder / "large.gguf";
+  const std::vector<std::byte> image = tiny_llama({});
+  std::ofstream(small, std::ios::binary)
+      .write(reinterpret_cast<const char*>(image.data()), static_cast<std::streamsize>(image.size()));
+  std::ofstream(large) << "what was there";
+
+  const std::vector<std::int32_t> text = random_text(30, 300);
+  inflate_file(small, large, {.width = 256, .blocks = 3, .feed = 160});
+  CHECK(GgufFile(large).integer("llama.embedding_length") == 256);
+  const std::vector<float> before = all_logits(GgufFile(small), text, {.context = 64});
+  const std::vector<float> after = all_logits(GgufFile(large), text, {.context = 64});
+  CHECK(before.size() == after.size());
+  CHECK(std::memcmp(before.data(), after.data(), before.size() * sizeof(float)) == 0);
+
+  fs::create_hard_link(small, folder / "link.gguf");
+  for (const char* same : {"small.gguf", "./small.gguf", "link.gguf"})
+    CHECK_THROWS_WITH_AS(inflate_file(small, folder / same, {}), doctest::Contains("is the source itself"),
+                         InvalidArgument);
+  CHECK(fs::file_size(small) == image.size());
+  CHECK_THROWS_WITH_AS(inflate_file(small, folder / "none" / "large.gguf", {}), doctest::Contains("cannot be written"),
+                       std::runtime_error);
+  CHECK_THROWS_AS(inflate_file(folder / "none.gguf", large, {}), ModelFileError);
+  CHECK_THROWS_AS(inflate_file(small, large, {.blocks = 1}), InvalidArgument);
+  CHECK(GgufFile(large).integer("llama.embedding_length") == 256);  // a refusal leaves what was there
+  fs::remove_all(folder);
 }
 
 TEST_CASE("what is added is not zero") {

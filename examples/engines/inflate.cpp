@@ -3,8 +3,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <fstream>
 #include <random>
+#include <stdexcept>
 #include <string>
+#include <system_error>
 
 #include "engines/gguf_writer.hpp"
 #include "engines/llama_engine.hpp"
@@ -168,6 +171,24 @@ class Inflation {
 std::vector<std::byte> inflate(const GgufFile& source, const InflateOptions& options) {
   const LlamaEngine checked(source, {.context = 1, .max_rows = 1, .threads = 1});
   return Inflation(source, options).run();
+}
+
+void inflate_file(const std::filesystem::path& source, const std::filesystem::path& target,
+                  const InflateOptions& options) {
+  std::error_code none;
+  if (std::filesystem::equivalent(source, target, none))
+    throw InvalidArgument(target.string() +
+                          " is the source itself, which is read while the other is written; give "
+                          "another path for the larger model");
+  const std::vector<std::byte> image = inflate(GgufFile(source), options);
+  std::ofstream out(target, std::ios::binary);
+  const bool opened = out.is_open();
+  out.write(reinterpret_cast<const char*>(image.data()), static_cast<std::streamsize>(image.size()));
+  out.close();
+  if (out) return;
+  if (opened) std::filesystem::remove(target, none);
+  throw std::runtime_error(target.string() + " cannot be written; it takes " + std::to_string(image.size()) +
+                           " bytes: check the path, and the room on the disk");
 }
 
 }  // namespace lookahead::engines

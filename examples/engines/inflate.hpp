@@ -3,6 +3,7 @@
 /// Makes a model larger and slower without changing what it computes.
 
 #include <cstddef>
+#include <filesystem>
 #include <vector>
 
 #include "engines/gguf.hpp"
@@ -28,5 +29,10 @@ struct InflateOptions {
 /// Throws `InvalidArgument` for sizes that are smaller or that do not fit, `ModelFileError` where `source` is no
 /// complete Llama model.
 std::vector<std::byte> inflate(const GgufFile& source, const InflateOptions& options);
+
+/// The same from file to file. Replaces `target`, but not `source`, whatever its path is: that throws
+/// `InvalidArgument`. Throws `std::runtime_error` where `target` cannot be written, and removes what was written of it.
+void inflate_file(const std::filesystem::path& source, const std::filesystem::path& target,
+                  const InflateOptions& options);
 
 }  // namespace lookahead::engines
