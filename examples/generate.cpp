@@ -71,12 +71,11 @@ constexpr int max_rows = Decoder::Step::max_rows;
 
 constexpr const char* default_prompt = "def encode(text, encoding=\"utf-8\"):\n    \"\"\"";
 constexpr const char* default_question = "What is a hash table, and what is it good for?";
-constexpr int growth_rows = 8;  // the fastest on two x86 cores and the bundled model
 
 enum Exit { success = 0, differs = 1, failure = 2 };
 
 struct Options {
-  std::optional<std::string> prompt, prompt_file, pool;
+  std::optional<std::string> prompt, prompt_file, pool, cost;
   lookahead::examples::demo::ModelOptions model{};
   std::string shape = "growth";
   std::size_t max_tokens = 256;
@@ -165,10 +164,16 @@ void declare_options(CLI::App& app, Options& o) {
   app.add_option("--ngram", o.ngram, "Tokens of an n-gram; default: 5")->check(between(2, max_ngram, "max_ngram"));
   app.add_option("--guesses", o.guesses, "Guesses of a published step; 0 also stops growth; default: 15")
       ->check(between(0, max_guesses, "max_guesses"));
-  app.add_option("--rows", o.rows,
-                 "Most rows of a forward pass; default: growth " + std::to_string(growth_rows) + ", published all")
+  app.add_option(
+         "--rows", o.rows,
+         "Gives each forward pass as many rows as it can use, at most so many; default: as many as pay, by what "
+         "passes are measured to cost (published: all)")
       ->check(between(1, max_rows, "max_window or max_guesses"))
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+  app.add_option(
+      "--cost", o.cost,
+      "Gives each forward pass as many rows as pay by this file: a JSON array of the times of a pass of 1, 2, "
+      "3, ... rows, whole numbers of any unit");
   app.add_option("--seed", o.seed, "Picks the first guesses of a window, never the text")
       ->check(whole_number)
       ->capture_default_str();
@@ -190,6 +195,19 @@ std::string read_prompt(std::istream& in, const std::string& name) {
                              " bytes that a prompt may have; shorten it");
   if (text.ends_with('\n')) text.pop_back();
   return text;
+}
+
+lookahead::StepCost cost_from(const std::string& name) {
+  std::ifstream in(name, std::ios::binary);
+  if (!in) throw std::runtime_error(name + " cannot be opened; check the path of --cost");
+  const Json table = Json::parse(in, nullptr, false);
+  const bool numbers = table.is_array() && std::ranges::all_of(table, [](const Json& time) {
+                         return time.is_number_unsigned() && time < lookahead::StepCost::time_limit;
+                       });
+  if (!numbers)
+    throw std::runtime_error(name + " is no table of costs; --cost takes a JSON array of whole numbers from 1 to " +
+                             std::to_string(lookahead::StepCost::time_limit - 1) + ", [100, 104, 107] for example");
+  return lookahead::StepCost::given(table);
 }
 
 // Nothing where nobody gave one.
@@ -419,7 +437,11 @@ int run(const Options& o) {
     options.shape.w = o.window.value_or(published ? max_window : 0);
     options.shape.n = o.ngram.value_or(max_ngram);
     options.shape.g = o.guesses.value_or(max_guesses);
-    options.rows = static_cast<std::size_t>(o.rows.value_or(published ? max_rows : growth_rows));
+    options.rows = static_cast<std::size_t>(o.rows.value_or(max_rows));
+    if (o.cost)
+      options.cost = cost_from(*o.cost);
+    else if (o.rows)
+      options.cost = lookahead::StepCost::none();
     options.seed = o.seed;
     options.keep_pool = o.pool.has_value();
   }

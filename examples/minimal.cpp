@@ -45,7 +45,8 @@ class FibonacciModel {
 
 int main() {
   FibonacciModel model;
-  lookahead::Decoder decoder(model);
+  // A real model's steps take their time, which tells how many rows pay: leave the option out.
+  lookahead::Decoder decoder(model, {.cost = lookahead::StepCost::none()});
   const std::vector<std::int32_t> prompt = {0, 1};
   const auto print = [](std::span<const std::int32_t> block) {
     for (const int token : block) std::cout << token;

@@ -4,6 +4,7 @@
 /// of growth and of the published shape say what a tree must hold; what comes between two trees is here.
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <doctest/doctest.h>
@@ -12,6 +13,7 @@
 #include <ostream>
 #include <random>
 #include <span>
+#include <tuple>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -92,19 +94,31 @@ class Estimates {
  public:
   struct Count {
     std::uint64_t hits, trials;
+    void add(bool hit) {
+      hits += hit ? 256 : 0;
+      trials += 256;
+      if (trials >= 400 * 256) *this = {hits / 2, trials / 2};
+    }
   };
 
-  std::uint64_t operator()(const Class& c) const {
-    const Count n = count(c);
-    return std::min((n.hits << 32) / n.trials, naive::largest_estimate);
+  /// A class in a run starts from the class in all of them, for one observation.
+  std::uint64_t operator()(const Class& c, int run) const {
+    const Count all = count(c);
+    const auto found = in_runs_.find({c, kind(run)});
+    const Count here = found != in_runs_.end() ? found->second : Count{0, 0};
+    const std::uint64_t first = (all.hits << 32) / all.trials;
+    return std::min(((here.hits << 32) + 256 * first) / (here.trials + 256), naive::largest_estimate);
   }
-  void score(const Class& c, bool hit) {
-    Count n = count(c);
-    n.hits += hit ? 256 : 0;
-    n.trials += 256;
-    counts_[c] = n.trials < 400 * 256 ? n : Count{n.hits / 2, n.trials / 2};
+  void score(const Class& c, int run, bool hit) {
+    Count all = count(c);
+    all.add(hit);
+    counts_[c] = all;
+    in_runs_[{c, kind(run)}].add(hit);
   }
   void set(const Class& c, Count n) { counts_[c] = n; }
+  void set(const Class& c, int run, Count n) { in_runs_[{c, kind(run)}] = n; }
+
+  static int kind(int run) { return run == 0 ? 0 : run == 1 ? 1 : run <= 5 ? 2 : 3; }
 
  private:
   [[nodiscard]] Count count(const Class& c) const {
@@ -113,6 +127,7 @@ class Estimates {
                                   : Count{8 * lookahead::Estimates::start_value(in_library(c)), 8 * 256};
   }
   std::map<Class, Count> counts_;
+  std::map<std::pair<Class, int>, Count> in_runs_;
 };
 
 /// A row behind the root.
@@ -169,6 +184,7 @@ class Mirror {
   Tokens text;          ///< the prompt and all accepted tokens
   naive::Pool pool;     ///< what the library's pool must hold
   Estimates estimates;  ///< what the library's estimates must be
+  int run = 0;          ///< the last so many tokens were the best candidates of their places
 
   // The planned step.
   Shape shape;
@@ -182,15 +198,25 @@ class Mirror {
     text = joined(text, more);
     pool.add_text(text, more.size());
     window_.freeze(text.back());
+    if (!more.empty()) run = 0;
   }
 
-  void set_estimate(const Class& c, Estimates::Count n) {
+  /// `in_run` holds for a run of 0, 1, 2 to 5, and more.
+  void set_estimate(const Class& c, Estimates::Count n, const std::array<Estimates::Count, 4>& in_run) {
     auto& library = state_of(step_).estimates;
     const int id = in_library(c).id;
-    library.hits[id] = static_cast<std::uint32_t>(n.hits);
-    library.trials[id] = static_cast<std::uint32_t>(n.trials);
+    const auto counts = [](const Estimates::Count& count) {
+      return lookahead::Estimates::Count{static_cast<std::uint32_t>(count.hits),
+                                         static_cast<std::uint32_t>(count.trials)};
+    };
+    library.all[id] = counts(n);
     estimates.set(c, n);
-    library.probability[id] = static_cast<std::uint32_t>(estimates(c));
+    constexpr int runs[] = {0, 1, 2, 6};
+    for (std::size_t i = 0; i < 4; ++i) {
+      library.in_run[i][id] = counts(in_run[i]);
+      estimates.set(c, runs[i], in_run[i]);
+      library.probability[i][id] = static_cast<std::uint32_t>(estimates(c, runs[i]));
+    }
   }
 
   void plan(const Shape& new_shape, const Limits& new_limits) {
@@ -226,6 +252,8 @@ class Mirror {
     if (proposal.tokens.size() > most) proposal = step_.accept(most);
     const std::vector<std::int32_t> path(proposal.path.begin(), proposal.path.end());
     const Tokens accepted(proposal.tokens.begin(), proposal.tokens.end());
+    std::vector<bool> backed;
+    for (const Row& row : rows()) backed.push_back(row.candidate != Row::no_class);
     const std::size_t kept = view.empty() ? 0 : model_.commit(path);
     step_.apply(pool_, kept);
     check_accepted(path, length(accepted));
@@ -233,8 +261,10 @@ class Mirror {
     const Tokens before = text;
     text = joined(text, accepted);
     if (accepted.empty()) return;
-    if (G > 0 && shape.mode == ShapeMode::growth) {
-      score(before, accepted);
+    if (G == 0 || shape.mode != ShapeMode::growth) {
+      run = 0;
+    } else {
+      score(before, accepted, path, backed);
       for (const bool on_path : {false, true})
         for (const auto& [row, tokens] : top)
           if ((std::ranges::find(path, row) != path.end()) == on_path)
@@ -325,8 +355,12 @@ class Mirror {
   void check_estimates() const {
     for (const Class& c : all_classes()) {
       const int id = in_library(c).id;
-      if (const std::uint64_t q = step_.estimates().probability[id]; q != estimates(c))
-        FAIL("class " << id << " has the estimate " << q << " instead of " << estimates(c));
+      for (const int length : {0, 1, 2, 5, 6, 100}) {
+        const int in_run = lookahead::Estimates::run_class(length);
+        if (const std::uint64_t q = step_.estimates().probability[in_run][id]; q != estimates(c, length))
+          FAIL("class " << id << " in a run of " << length << " has the estimate " << q << " instead of "
+                        << estimates(c, length));
+      }
     }
   }
 
@@ -383,15 +417,20 @@ class Mirror {
     REQUIRE(std::ranges::equal(flat(report.accepted), flat(wanted.accepted)));
   }
 
-  // A candidate whose estimate is 0 is none.
-  void score(const Tokens& before, const Tokens& accepted) {
-    std::vector<std::pair<Class, bool>> scores;
+  // A candidate whose estimate is 0 is none. A row that no candidate backs begins a new run.
+  void score(const Tokens& before, const Tokens& accepted, const std::vector<std::int32_t>& path,
+             const std::vector<bool>& backed) {
+    std::vector<std::tuple<Class, int, bool>> scores;
     for (int i = 0; i < length(accepted); ++i) {
+      if (i > 0 && !backed[at(path[at(tree.root + i)] - tree.root - 1)]) run = 0;
       const Tokens here = joined(before, Tokens(accepted.begin(), accepted.begin() + i));
-      for (const auto& one : pool.score(here, accepted[at(i)], estimates))
-        if (estimates(one.first) > 0) scores.push_back(one);
+      for (const auto& [its_class, hit] : pool.score(here, accepted[at(i)], estimates, run))
+        if (estimates(its_class, run) > 0) scores.emplace_back(its_class, run, hit);
+      const auto candidates = pool.candidates(here, estimates, run);
+      const bool best = !candidates.empty() && candidates[0].q > 0 && candidates[0].token == accepted[at(i)];
+      run = best ? run + 1 : 0;
     }
-    for (const auto& [its_class, hit] : scores) estimates.score(its_class, hit);
+    for (const auto& [its_class, in_run, hit] : scores) estimates.score(its_class, in_run, hit);
   }
 
   OracleModel<> model_;
@@ -423,8 +462,13 @@ int run_case(std::uint64_t seed, const Shape& most, Check check) {
   if (random.one_in(2)) {
     for (const Class& c : all_classes()) {
       const std::uint64_t trials = 256 * (random.one_in(2) ? 399 : 1 + random.bits() % 399);
-      const std::uint64_t hits[] = {0, trials, trials / 2, random.bits() % trials};
-      mirror.set_estimate(c, {hits[random.below(4)], trials});
+      const auto count = [&](std::uint64_t trials) {
+        const std::uint64_t hits[] = {0, trials, trials / 2, trials == 0 ? 0 : random.bits() % trials};
+        return Estimates::Count{hits[random.below(4)], trials};
+      };
+      std::array<Estimates::Count, 4> in_run;
+      for (auto& n : in_run) n = count(256 * (random.one_in(2) ? 0 : random.bits() % 400));
+      mirror.set_estimate(c, count(trials), in_run);
     }
   }
 

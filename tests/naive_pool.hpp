@@ -37,7 +37,8 @@ constexpr std::uint64_t largest_estimate = 0xFFFF0000U;
 /// The product of two Q0.32 numbers.
 constexpr std::uint64_t product(std::uint64_t a, std::uint64_t b) { return a * b >> 32; }
 
-using Estimate = std::function<std::uint64_t(const Class&)>;
+/// Of a class at the end of a run of tokens that were the best candidates of their places.
+using Estimate = std::function<std::uint64_t(const Class&, int run)>;
 
 struct Candidate {
   Token token;
@@ -51,6 +52,7 @@ struct Draft {
   int order;   ///< among its parent's candidates
   int depth;   ///< 1 below the root
   std::uint64_t reach;
+  int run;      ///< tokens up to it that were the best candidates of their places
   Tokens path;  ///< from the root, root excluded
   Class its_class;
   bool planted;  ///< was there before, and costs nothing
@@ -79,10 +81,10 @@ class Pool {
   }
 
   /// The candidates behind `text`, best first, each token once, at most 16.
-  [[nodiscard]] std::vector<Candidate> candidates(const Tokens& text, const Estimate& estimate) const {
+  [[nodiscard]] std::vector<Candidate> candidates(const Tokens& text, const Estimate& estimate, int run) const {
     std::vector<Candidate> all;
     const auto offer = [&](Token token, Class its_class) {
-      all.push_back({token, its_class, std::min(estimate(its_class), largest_estimate)});
+      all.push_back({token, its_class, std::min(estimate(its_class, run), largest_estimate)});
     };
     for (const int length : {1, 2, 3, 4, 6, 9, 13}) {
       const auto context = ending(text, text.size(), length);
@@ -109,9 +111,10 @@ class Pool {
   }
 
   /// The `rows` rows of the largest reach below the root, which is the last token of `text`, best first. Rows in
-  /// `planted` (paths from the root) are taken wherever a candidate meets them, and do not count.
-  [[nodiscard]] std::vector<Draft> grow(const Tokens& text, int rows, int max_depth, const Estimate& estimate,
-                                        const std::map<Tokens, bool>& planted = {}) const {
+  /// `planted` (paths from the root) are taken wherever a candidate meets them, and do not count. The text ends with a
+  /// run of `root_run`.
+  [[nodiscard]] std::vector<Draft> grow(const Tokens& text, int root_run, int rows, int max_depth,
+                                        const Estimate& estimate, const std::map<Tokens, bool>& planted = {}) const {
     std::vector<Draft> taken, open;
     // Rows of one depth are in order of their parents, then of the candidates.
     const std::function<bool(const Draft&, const Draft&)> in_front = [&](const Draft& a, const Draft& b) {
@@ -123,20 +126,23 @@ class Pool {
       return a.depth != b.depth ? a.depth < b.depth : in_front(a, b);
     };
     // Every candidate takes its part of what the better ones left over of the parent's reach.
-    const auto expand = [&](int parent, std::uint64_t reach, const Tokens& path) {
+    const auto expand = [&](int parent, std::uint64_t reach, int run, const Tokens& path) {
       if (static_cast<int>(path.size()) == max_depth) return;
       Tokens whole = text;
       whole.insert(whole.end(), path.begin(), path.end());
       int order = 0;
-      for (const Candidate& c : candidates(whole, estimate)) {
-        Draft child{parent, order++, static_cast<int>(path.size()) + 1, product(reach, c.q), path, c.its_class, false};
+      for (const Candidate& c : candidates(whole, estimate, run)) {
+        Draft child{
+            parent,      order, static_cast<int>(path.size()) + 1, product(reach, c.q), order == 0 ? run + 1 : 0, path,
+            c.its_class, false};
+        ++order;
         reach -= child.reach;
         child.path.push_back(c.token);
         child.planted = planted.count(child.path) > 0;
         if (child.reach > 0) open.push_back(child);
       }
     };
-    expand(-1, certain, {});
+    expand(-1, certain, root_run, {});
     while (!open.empty()) {
       const auto best = std::min_element(open.begin(), open.end(), before);
       const Draft row = *best;
@@ -144,17 +150,17 @@ class Pool {
       if (!row.planted && rows == 0) continue;
       rows -= row.planted ? 0 : 1;
       taken.push_back(row);
-      expand(static_cast<int>(taken.size()) - 1, row.reach, row.path);
+      expand(static_cast<int>(taken.size()) - 1, row.reach, row.run, row.path);
     }
     return taken;
   }
 
   /// What a row teaches the estimates, when `selected` was selected at it: a miss (false) for every candidate in front
   /// of the one that carries `selected`, a hit (true) for that one.
-  [[nodiscard]] std::vector<std::pair<Class, bool>> score(const Tokens& text, Token selected,
-                                                          const Estimate& estimate) const {
+  [[nodiscard]] std::vector<std::pair<Class, bool>> score(const Tokens& text, Token selected, const Estimate& estimate,
+                                                          int run) const {
     std::vector<std::pair<Class, bool>> scored;
-    for (const Candidate& c : candidates(text, estimate)) {
+    for (const Candidate& c : candidates(text, estimate, run)) {
       scored.emplace_back(c.its_class, c.token == selected);
       if (c.token == selected) break;
     }

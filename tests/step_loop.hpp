@@ -172,6 +172,14 @@ class Loop {
     check_tree();
   }
 
+  /// Drops grown rows.
+  void cut(int rows) {
+    const lookahead::RowOffer offer = step_.offer();
+    step_.cut(tree_, rows);
+    require(tree_.rows == std::clamp(rows, offer.fixed, offer.fixed + length(offer.reach)), "rows are cut");
+    check_tree();
+  }
+
   /// The engine evaluates the tree.
   void forward() {
     if (tree_.rows == 0) return;
@@ -504,6 +512,7 @@ void random_step(Loop<Step>& loop, Random& random, bool generous) {
   } else {
     loop.plan(shape, limits);
   }
+  if (one_in(random, 4)) loop.cut(below(random, loop.tree().rows + 2));
   loop.forward();
   if (one_in(random, 8)) {
     try {

@@ -117,9 +117,11 @@ TEST_CASE("random conversations: each text goes on as plain sampling does") {
     if (random() % 2 == 0) options.fail_commit = 1 + static_cast<int>(random() % 30);
     if (random() % 2 == 0) options.fail_prefill = 1 + static_cast<int>(random() % 4);
     DecoderOptions<Token> how;
+    how.cost = lookahead::StepCost::none();
     how.shape = {static_cast<int>(random() % 6), 4, static_cast<int>(random() % 6),
                  random() % 2 == 0 ? ShapeMode::growth : ShapeMode::published, random() % 2 == 0};
     how.rows = 1 + random() % 40;
+    if (random() % 2 == 0) how.cost = lookahead::StepCost::given({100, 130, 160, 200, 300, 400, 500, 600});
     how.pool_slots = 1024;
     how.keep_pool = random() % 2 == 0;
     const auto input = [&] {
@@ -215,6 +217,7 @@ TEST_CASE("back to every position, and on") {
 
 TEST_CASE("back from the end of a text: it has not ended") {
   DecoderOptions<Token> how;
+  how.cost = lookahead::StepCost::none();
   how.end_tokens = {truth(prompt, 20).back()};
   OracleModel<> model(repetitive());
   Sampler<> decoder(model, how, policy());
@@ -259,7 +262,7 @@ TEST_CASE("a fork has what its decoder has: the pool, and the end of the text") 
   options.vocabulary = 5000;
   options.repetition = 0;
   OracleModel<> model(options);
-  Decoder<OracleModel<>, 5, 4, 5> decoder(model);
+  Decoder<OracleModel<>, 5, 4, 5> decoder(model, {.cost = lookahead::StepCost::none()});
   decoder.generate(prompt, 60, ignore);
   const Tokens all = text_of(decoder);
   decoder.roll_back(prompt.size());
@@ -269,6 +272,7 @@ TEST_CASE("a fork has what its decoder has: the pool, and the end of the text") 
   CHECK(text_of(fork) == all);
 
   DecoderOptions<Token> how;
+  how.cost = lookahead::StepCost::none();
   how.end_tokens = {all.back()};
   Decoder<OracleModel<>, 5, 4, 5> ending(model, how);
   REQUIRE(ending.generate(prompt, 100, ignore).stop == StopReason::end_token);
@@ -316,6 +320,7 @@ TEST_CASE("a pool that is kept saves steps, and changes no text") {
     options.repetition = 0;
     options.vocabulary = 5000;
     DecoderOptions<Token> how;
+    how.cost = lookahead::StepCost::none();
     how.keep_pool = keep;
     OracleModel<> model(options);
     SampleOptions cold = sampling();
@@ -339,6 +344,7 @@ TEST_CASE("a range of blocks: each step runs when its block is asked for") {
     options.max_kept = 0;  // and so several tokens may be pending, more than there are rows
     OracleModel<> model(options);
     DecoderOptions<Token> how;
+    how.cost = lookahead::StepCost::none();
     Sampler<> decoder(model, how, policy());
     decoder.start(prompt);
     Tokens text;
@@ -371,6 +377,7 @@ TEST_CASE("a range of blocks ends for every reason, and passes on what is thrown
   options.fail_forward = 2;
   for (const StopReason reason : {StopReason::end_token, StopReason::out_of_room}) {
     DecoderOptions<Token> how;
+    how.cost = lookahead::StepCost::none();
     if (reason == StopReason::end_token) how.end_tokens = {truth(prompt, 10).back()};
     OracleModel<> model(options);
     Sampler<> decoder(model, how, policy());

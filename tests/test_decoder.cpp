@@ -43,6 +43,7 @@ using SmallDecoder = Decoder<M, 5, 4, 5>;
 
 DecoderOptions<Token> all_sources() {
   DecoderOptions<Token> options;
+  options.cost = lookahead::StepCost::none();
   options.shape.w = 5;
   options.rows = 40;
   options.pool_slots = 4096;
@@ -103,9 +104,11 @@ TEST_CASE_TEMPLATE("every way to read choices, every type of token", M, OracleMo
     std::vector<T> start(1 + random() % static_cast<std::size_t>(std::min(options.capacity, 20)));
     for (T& t : start) t = static_cast<T>(random() % static_cast<std::size_t>(options.vocabulary));
     DecoderOptions<T> how;
+    how.cost = lookahead::StepCost::none();
     how.shape = {static_cast<int>(random() % 7), 4, static_cast<int>(random() % 7),
                  random() % 2 == 0 ? ShapeMode::growth : ShapeMode::published, random() % 2 == 0};
     how.rows = 1 + random() % 60;
+    if (random() % 2 == 0) how.cost = lookahead::StepCost::given({100, 130, 160, 200, 300, 400, 500, 600});
     how.pool_slots = 1024;
     how.seed = random();
     if (random() % 2 == 0) how.end_tokens = {static_cast<T>(random() % 2), 1};
@@ -163,6 +166,7 @@ TEST_CASE("construction: bad options") {
   OracleModel<> model(repetitive());
   using D = SmallDecoder<OracleModel<>>;
   DecoderOptions<Token> options;
+  options.cost = lookahead::StepCost::none();
   SUBCASE("no rows") {
     options.rows = 0;
     CHECK_THROWS_WITH_AS(D(model, options), "a step of 0 rows: pass at least 1, which is plain decoding",

@@ -99,6 +99,8 @@ void compare(const Who& who, int texts) {
       if (below(3) == 0) limits.logit_rows = 1 + below(20);
       limits.tokens_left = 1 + below(40);
       both([&](const auto& g, auto& m) { detail::plan(g, m.state(), m.pool(), shape, limits, m.tree(), *m.scratch); });
+      const int rows = below(2 * one.tree().rows);
+      for (auto* m : {&one, &many}) detail::cut(m->state(), m->tree(), rows);
       model.forward(one.tree().view());
       const auto top = [&](int row, Token* out, int count) {
         return model.top_tokens(row, std::span<Token>(out, static_cast<std::size_t>(count)));

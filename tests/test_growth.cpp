@@ -32,25 +32,18 @@ Budget budget_of(Mirror<Step>& m, const Rows& planted) {
   return {rows, depth, logits >= rows + length(planted) - static_cast<int>(wanted)};
 }
 
-/// The window's rows, then the grown ones level by level, siblings and cousins in the order of their candidates.
+/// The window's rows, then the grown ones, best first.
 template <class Step>
 Rows expected(Mirror<Step>& m, Rows rows, const Budget& budget) {
   std::map<Tokens, bool> planted;
   for (const Row& row : rows) planted[row.path] = true;
-  const auto drafts = m.pool.grow(m.text, budget.rows, budget.depth, m.estimates, planted);
-  std::vector<std::pair<std::vector<int>, Row>> grown;
-  std::vector<std::vector<int>> order;
-  for (const naive::Draft& draft : drafts) {
-    order.push_back(draft.parent < 0 ? std::vector<int>{} : order[at(draft.parent)]);
-    order.back().push_back(draft.order);
+  for (const naive::Draft& draft : m.pool.grow(m.text, m.run, budget.rows, budget.depth, m.estimates, planted)) {
     const Row row{draft.path, true, draft.reach, in_library(draft.its_class).id};
     if (draft.planted)
       *std::ranges::find(rows, row.path, &Row::path) = row;
     else
-      grown.emplace_back(order.back(), row);
+      rows.push_back(row);
   }
-  std::ranges::sort(grown, {}, [](const auto& g) { return std::pair(g.first.size(), g.first); });
-  for (auto& [key, row] : grown) rows.push_back(std::move(row));
   return rows;
 }
 
@@ -60,6 +53,7 @@ template <class Step>
 void check_reaches(Mirror<Step>& m, const Rows& planted, const Budget& budget) {
   const Rows rows = m.rows();
   std::map<Tokens, std::uint64_t> reach{{Tokens{}, naive::certain}}, spent;
+  std::map<Tokens, int> run{{Tokens{}, m.run}};
   for (const Row& row : rows) {
     if (row.candidate == Row::no_class) {
       REQUIRE(row.reach == 0);
@@ -74,9 +68,12 @@ void check_reaches(Mirror<Step>& m, const Rows& planted, const Budget& budget) {
     reach[row.path] = row.reach;
 
     std::uint64_t rest = reach[parent];
-    for (const naive::Candidate& c : m.pool.candidates(joined(m.text, parent), m.estimates)) {
+    bool best = true;
+    for (const naive::Candidate& c : m.pool.candidates(joined(m.text, parent), m.estimates, run[parent])) {
       const std::uint64_t its_reach = naive::product(rest, c.q);
       rest -= its_reach;
+      if (c.token == row.path.back()) run[row.path] = best ? run[parent] + 1 : 0;
+      best = false;
       if (c.token != row.path.back()) continue;
       REQUIRE(row.reach == its_reach);
       REQUIRE(row.candidate == in_library(c.its_class).id);

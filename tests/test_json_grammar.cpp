@@ -266,8 +266,10 @@ TEST_CASE("random requests: complete within the limit, parsed, and plain constra
     Tokens prompt{1, 2, 3};
     prompt.resize(1 + random() % 3);
     DecoderOptions<Token> how;
+    how.cost = lookahead::StepCost::none();
     how.shape.w = static_cast<int>(random() % 6);
     how.rows = 1 + random() % 30;
+    if (random() % 2 == 0) how.cost = lookahead::StepCost::given({100, 130, 160, 200, 300, 400, 500, 600});
     how.end_tokens = {end_token};
     how.pool_slots = 1024;
     OracleOptions sound = options;
@@ -357,6 +359,7 @@ TEST_CASE("the bundled model writes JSON, greedy and sampled, and the same witho
   std::vector<std::string> words;
   for (std::size_t t = 0; t < tokenizer.vocabulary(); ++t) words.emplace_back(tokenizer.piece(static_cast<Token>(t)));
   DecoderOptions<Token> how;
+  how.cost = lookahead::StepCost::none();
   how.end_tokens.assign(tokenizer.eos().begin(), tokenizer.eos().end());
   const int count = 20 + cases(2000) / 2000;
   std::size_t tokens = 0, steps = 0;

@@ -75,6 +75,7 @@ struct Keep {
 
 DecoderOptions<Token> with_window() {
   DecoderOptions<Token> options;
+  options.cost = lookahead::StepCost::none();
   options.shape.w = 15;
   options.rows = 100;
   return options;
@@ -199,6 +200,7 @@ TEST_CASE("the window's own rows are verified: level 0 and column 0 are accepted
 TEST_CASE("every one of several end tokens ends the text") {
   const Tokens all = truth(repetitive(), prompt, 40);
   DecoderOptions<Token> options;
+  options.cost = lookahead::StepCost::none();
   options.end_tokens = {49, 48, all[20]};
   for (int turn = 0; turn < 3; ++turn) {
     std::rotate(options.end_tokens.begin(), options.end_tokens.begin() + 1, options.end_tokens.end());
@@ -215,6 +217,7 @@ TEST_CASE("an end token inside an accepted block ends the block; nothing behind 
   const Tokens all = truth(options, prompt, 40);
   for (std::size_t end = 0; end < 30; ++end) {
     DecoderOptions<Token> how;
+    how.cost = lookahead::StepCost::none();
     how.end_tokens = {all[end]};
     how.keep_pool = true;
     OracleModel<Token> model(options);
@@ -354,6 +357,7 @@ TEST_CASE("trees of more than 32 and more than 64 rows") {
   OracleOptions options = repetitive();
   options.max_rows = options.max_logit_rows = 1000;
   DecoderOptions<Token> how;
+  how.cost = lookahead::StepCost::none();
   how.rows = 1000;
   how.shape = {20, 7, 20, ShapeMode::growth, false};
   Recorder model(options);

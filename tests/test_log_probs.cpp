@@ -87,6 +87,7 @@ TEST_CASE_TEMPLATE("random requests: the records of plain decoding, bit for bit,
     sampling.temperature = static_cast<float>(random() % 3) / 2;
     sampling.seed = random();
     DecoderOptions<Token> how;
+    how.cost = lookahead::StepCost::none();
     how.shape.w = static_cast<int>(random() % 6);
     how.rows = 2 + random() % 40;
     how.pool_slots = 1024;

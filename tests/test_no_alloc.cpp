@@ -92,6 +92,7 @@ TEST_CASE_TEMPLATE("a decoder allocates at construction only", M, OracleModel<To
                    OracleModel<Token, Reads::logits>) {
   M model(repetitive());
   DecoderOptions<Token> options;
+  options.cost = lookahead::StepCost::none();
   options.rows = 60;
   options.end_tokens = {49, 48};
   Decoder<M, 7, 5, 7> decoder(model, options);

@@ -40,7 +40,7 @@ naive::Window counting_window(int w, int n, bool slides) {
   return window;
 }
 
-std::uint64_t flat(const Class& c) { return (certain >> 1) / static_cast<std::uint64_t>(c.rank + 1); }
+std::uint64_t flat(const Class& c, int) { return (certain >> 1) / static_cast<std::uint64_t>(c.rank + 1); }
 
 // Decoding with the naive parts: a window of (w, n), 0 columns for none, and growth to `rows` rows behind the window.
 struct NaiveDecoder {
@@ -63,7 +63,7 @@ struct NaiveDecoder {
     while (text.size() < prompt.size() + count) {
       Rows paths = w > 0 ? window.plant(w, n) : Rows{};
       paths[{}] = true;
-      for (const auto& draft : pool.grow(text, rows, 32, flat, paths)) paths[draft.path] = true;
+      for (const auto& draft : pool.grow(text, 0, rows, 32, flat, paths)) paths[draft.path] = true;
 
       const std::size_t cached = model.context_size();
       TokenTreeStorage<Token, 256> tree;
@@ -221,17 +221,17 @@ TEST_CASE("the naive pool ranks by recency and recycles by rank") {
   naive::Pool pool;
   const Tokens text{1, 2, 1, 3, 1, 2, 5, 1};
   pool.add_text(text, text.size());
-  const auto by_class = [](const Class& c) {
+  const auto by_class = [](const Class& c, int) {
     return (certain >> 8) * static_cast<std::uint64_t>(c.length * 16 - c.rank + (c.source == Source::text ? 0 : 100));
   };
-  auto found = pool.candidates({1}, by_class);
+  auto found = pool.candidates({1}, by_class, 0);
   REQUIRE(found.size() == 2);
   CHECK(found[0].token == 2);
   CHECK(found[0].its_class == Class{1, Source::text, 0});
   CHECK(found[1].token == 3);
   CHECK(found[1].its_class == Class{1, Source::text, 1});
   CHECK(found[0].q == (certain >> 8) * 16);
-  auto rows = pool.grow({1}, 2, 1, by_class);
+  auto rows = pool.grow({1}, 0, 2, 1, by_class);
   REQUIRE(rows.size() == 2);
   CHECK(rows[0].path == Tokens{2});
   CHECK(rows[0].reach == 0x0FFFFFEF);
@@ -239,7 +239,7 @@ TEST_CASE("the naive pool ranks by recency and recycles by rank") {
   CHECK(rows[1].reach == 0x0E0FFFF2);
 
   // Two tokens of context know more than one, and a token keeps its best class.
-  found = pool.candidates({9, 1, 2}, by_class);
+  found = pool.candidates({9, 1, 2}, by_class, 0);
   REQUIRE(found.size() == 2);
   CHECK(found[0].token == 5);
   CHECK(found[0].its_class == Class{2, Source::text, 0});
@@ -248,29 +248,29 @@ TEST_CASE("the naive pool ranks by recency and recycles by rank") {
 
   pool.recycle({7, 8}, {20, 21, 22, 23, 24, 25, 26, 27, 28});
   pool.recycle({8}, {21});
-  found = pool.candidates({7, 8}, by_class);
+  found = pool.candidates({7, 8}, by_class, 0);
   REQUIRE(found.size() == 8);
   CHECK(found[0].token == 20);
   CHECK(found[0].its_class == Class{2, Source::recycled, 0});
   CHECK(found[4].token == 24);
   CHECK(found[4].its_class == Class{1, Source::recycled, 4});
-  found = pool.candidates({8}, by_class);
+  found = pool.candidates({8}, by_class, 0);
   REQUIRE(found.size() == 7);
   CHECK(found[0].token == 21);
   CHECK(found[1].token == 22);
 
   using Scores = std::vector<std::pair<Class, bool>>;
-  CHECK(pool.score({1}, 2, by_class) == Scores{{{1, Source::text, 0}, true}});
-  CHECK(pool.score({1}, 3, by_class) == Scores{{{1, Source::text, 0}, false}, {{1, Source::text, 1}, true}});
-  CHECK(pool.score({1}, 4, by_class) == Scores{{{1, Source::text, 0}, false}, {{1, Source::text, 1}, false}});
+  CHECK(pool.score({1}, 2, by_class, 0) == Scores{{{1, Source::text, 0}, true}});
+  CHECK(pool.score({1}, 3, by_class, 0) == Scores{{{1, Source::text, 0}, false}, {{1, Source::text, 1}, true}});
+  CHECK(pool.score({1}, 4, by_class, 0) == Scores{{{1, Source::text, 0}, false}, {{1, Source::text, 1}, false}});
 
   // A set is cut to 16, and never promises more than certainty.
   for (int t = 100; t < 130; ++t) pool.add_text({50, t}, 1);
-  const auto sure = [](const Class&) { return 2 * certain; };
-  found = pool.candidates({50}, sure);
+  const auto sure = [](const Class&, int) { return 2 * certain; };
+  found = pool.candidates({50}, sure, 0);
   REQUIRE(found.size() == 16);
   CHECK(found[0].token == 129);
-  rows = pool.grow({50}, 20, 1, sure);
+  rows = pool.grow({50}, 0, 20, 1, sure);
   REQUIRE(rows.size() == 2);
   CHECK(rows[0].reach == 0xFFFEFFFF);
   CHECK(rows[1].reach == 0x0000FFFF);
@@ -299,7 +299,7 @@ TEST_CASE("naive growth takes the rows of the largest reach") {
     for (auto& t : text) t = below(4);
     pool.add_text(text, text.size());
     if (below(2) == 0) pool.recycle(text, {2, 0, 1});
-    const auto all = pool.grow(text, 100000, 4, flat);
+    const auto all = pool.grow(text, 0, 100000, 4, flat);
     std::uint64_t before = certain;
     std::map<Tokens, std::uint64_t> reach{{Tokens{}, certain}}, spent;
     for (const auto& row : all) {
@@ -311,7 +311,7 @@ TEST_CASE("naive growth takes the rows of the largest reach") {
       CHECK((spent[parent] += row.reach) <= reach[parent]);
     }
     const int few = below(20);
-    const auto some = pool.grow(text, few, 4, flat);
+    const auto some = pool.grow(text, 0, few, 4, flat);
     REQUIRE(some.size() == std::min(all.size(), static_cast<std::size_t>(few)));
     for (std::size_t i = 0; i < some.size(); ++i) CHECK(some[i].path == all[i].path);
 
@@ -319,7 +319,7 @@ TEST_CASE("naive growth takes the rows of the largest reach") {
     for (const auto& row : all)
       if (below(4) == 0) planted[row.path] = false;
     std::size_t unplanted = 0;
-    for (const auto& row : pool.grow(text, few, 4, flat, planted)) unplanted += row.planted ? 0 : 1;
+    for (const auto& row : pool.grow(text, 0, few, 4, flat, planted)) unplanted += row.planted ? 0 : 1;
     CHECK(unplanted <= static_cast<std::size_t>(few));
   }
 }

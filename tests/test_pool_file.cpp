@@ -149,11 +149,12 @@ TEST_CASE("decoding with a loaded pool plans the same trees") {
   for (std::uint64_t seed = 0; seed < 10; ++seed) {
     CAPTURE(seed);
     Oracle model(language(seed)), same_model(language(seed));
-    Decoder before(model, {.pool_slots = 4096, .keep_pool = true});
+    Decoder before(model, {.cost = StepCost::none(), .pool_slots = 4096, .keep_pool = true});
     const auto ignore = [](Token) {};
     before.generate(Random(seed).tokens(50, vocabulary), 200, ignore);
     save_pool(before.pool(), path, tokenizer);
-    Decoder after(same_model, {.keep_pool = true}, GreedyVerify{}, load_pool<Private>(path, tokenizer, vocabulary));
+    Decoder after(same_model, {.cost = StepCost::none(), .keep_pool = true}, GreedyVerify{},
+                  load_pool<Private>(path, tokenizer, vocabulary));
     std::size_t rows = 0;
     for (std::uint64_t request = 0; request < 3; ++request) {
       const Tokens prompt = Random(seed + 100 * request).tokens(20, vocabulary);

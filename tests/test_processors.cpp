@@ -172,6 +172,7 @@ TEST_CASE("a minimum length counts the prompt, and not the end token") {
   for (std::size_t length = 1; length < 40; ++length) {
     OracleModel<> model(options);
     DecoderOptions<Token> how;
+    how.cost = lookahead::StepCost::none();
     how.end_tokens = {0, 2};
     SampleVerify verify(SampleOptions{}, MinimumLength<Token>{length, {0, 2}});
     Decoder<OracleModel<>, 5, 4, 5, decltype(verify)> decoder(model, how, verify);
@@ -233,6 +234,7 @@ TEST_CASE("a processor of the caller's sees the true text, and only rows that th
       rule(logits, text);
     });
     DecoderOptions<Token> how;
+    how.cost = lookahead::StepCost::none();
     how.shape.w = static_cast<int>(random() % 6);
     how.pool_slots = 1024;
     Decoder<OracleModel<>, 5, 4, 5, decltype(verify)> decoder(model, how, verify);

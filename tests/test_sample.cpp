@@ -158,9 +158,11 @@ TEST_CASE_TEMPLATE("random requests: plain sampling's text, token for token", M,
     p.minimum = random() % 60;
 
     DecoderOptions<Token> how;
+    how.cost = lookahead::StepCost::none();
     how.shape = {static_cast<int>(random() % 7), 4, static_cast<int>(random() % 7),
                  random() % 2 == 0 ? ShapeMode::growth : ShapeMode::published, random() % 2 == 0};
     how.rows = 1 + random() % 40;
+    if (random() % 2 == 0) how.cost = lookahead::StepCost::given({100, 130, 160, 200, 300, 400, 500, 600});
     how.pool_slots = 1024;
     how.seed = random();
     how.end_tokens = p.end_tokens;
@@ -317,6 +319,7 @@ TEST_CASE("whole texts have the target's distribution, in steps of many tokens")
   }
 
   DecoderOptions<Token> how;
+  how.cost = lookahead::StepCost::none();
   how.pool_slots = 1024;
   how.keep_pool = true;  // what other streams have said is drafted, too
   Decoder<OracleModel<>, 5, 4, 5, SampleVerify<>> decoder(model, how, SampleVerify<>(sampling));
@@ -429,6 +432,7 @@ TEST_CASE("tokens that the engine has chosen: a policy like any other") {
     Chooser model(options);
     model.sampling = sampling;
     DecoderOptions<Token> how;
+    how.cost = lookahead::StepCost::none();
     how.shape.w = static_cast<int>(random() % 6);
     how.pool_slots = 1024;
     Decoder<Chooser, 5, 4, 5, TakeChosen> decoder(model, how);

@@ -147,8 +147,8 @@ TEST_CASE("a decoder on a shared pool of its own plans the trees of a private on
     CAPTURE(seed);
     Oracle model(language(seed)), same_model(language(seed));
     Shared pool;
-    Decoder decoder(model, {.keep_pool = true});
-    Decoder on_shared(same_model, {}, GreedyVerify{}, pool.in(0, 64));
+    Decoder decoder(model, {.cost = StepCost::none(), .keep_pool = true});
+    Decoder on_shared(same_model, {.cost = StepCost::none()}, GreedyVerify{}, pool.in(0, 64));
     static_assert(std::is_same_v<decltype(on_shared), Decoder<Oracle, 15, 5, 15, GreedyVerify, Shared::View>>);
     for (int request = 0; request < 3; ++request) {
       const Tokens prompt = Random(seed * 7 + static_cast<unsigned>(request)).tokens(30, 64);
@@ -336,6 +336,7 @@ TEST_CASE("threads that share a pool decode what plain decoding does") {
         Oracle model(language(seed)), plain(language(seed));
         const Tokens prompt = random.tokens(1 + random.below(40), 64);
         DecoderOptions<Token> options;
+        options.cost = lookahead::StepCost::none();
         options.rows = at(1 + random.below(64));
         options.shape.w = random.one_in(2) ? 0 : random.below(8);
         if (random.one_in(3)) options.shape = Shape::published();

@@ -248,8 +248,10 @@ TEST_CASE("random requests with stop strings and end tokens: plain decoding's te
     const Tokens start{0, 1, 0};
     const std::size_t wanted = 1 + random() % 60;
     DecoderOptions<Token> how;
+    how.cost = lookahead::StepCost::none();
     how.shape.w = static_cast<int>(random() % 6);
     how.rows = 1 + random() % 40;
+    if (random() % 2 == 0) how.cost = lookahead::StepCost::given({100, 130, 160, 200, 300, 400, 500, 600});
     how.pool_slots = 1024;
     if (random() % 3 == 0) how.end_tokens = {static_cast<Token>(random() % 2), 1};
 
@@ -538,7 +540,7 @@ TEST_CASE("a range ends for an interrupt: no further step; another range goes on
   OracleModel<> plain(long_texts());
   std::atomic<int> forwards = 0;
   model.forwards = &forwards;
-  Decoder<Observed, 5, 4, 5> decoder(model);
+  Decoder<Observed, 5, 4, 5> decoder(model, {.cost = lookahead::StepCost::none()});
   Tokens text;
   // The blocks that come; `cancel` is set when the last of `most` has come.
   const auto blocks = [&](int most, std::chrono::steady_clock::time_point deadline) {
@@ -577,6 +579,7 @@ TEST_CASE("a range ends for an interrupt: no further step; another range goes on
 TEST_CASE("an interrupt does not hide that the text has ended") {
   OracleModel<> model(repetitive()), plain(repetitive());
   DecoderOptions<Token> how;
+  how.cost = lookahead::StepCost::none();
   how.end_tokens = {plain_decode(plain, std::span(prompt), 5).back()};
   Decoder<OracleModel<>, 5, 4, 5> decoder(model, how);
   const auto ignore = [](Token) {};

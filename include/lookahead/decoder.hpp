@@ -16,10 +16,13 @@
 #include <utility>
 #include <vector>
 
+#include "lookahead/batch_controller.hpp"
 #include "lookahead/errors.hpp"
 #include "lookahead/lookahead_step.hpp"
 #include "lookahead/model.hpp"
+#include "lookahead/row_offer.hpp"
 #include "lookahead/sink.hpp"
+#include "lookahead/step_cost.hpp"
 #include "lookahead/verify_policy.hpp"
 
 namespace lookahead {
@@ -41,11 +44,12 @@ struct Interrupt {
   std::chrono::steady_clock::time_point deadline = std::chrono::steady_clock::time_point::max();
 };
 
-/// What a decoder may do; the defaults suit a CPU.
+/// What a decoder may do.
 template <class Token = std::int32_t>
 struct DecoderOptions {
   Shape shape{};           ///< growth without a window
-  std::size_t rows = 16;   ///< most rows of a step; 1 is plain decoding
+  std::size_t rows = 64;   ///< most rows of a step; 1 is plain decoding
+  StepCost cost{};         ///< how many of them pay: learnt, given, or `StepCost::none()`, with which all do
   std::uint64_t seed = 0;  ///< picks the window's first guesses; never changes the text
   std::size_t pool_slots = NGramPool<Token>::default_slots;  ///< entries of the n-gram pool, 12 bytes each
   bool keep_pool = false;                                    ///< the next request starts with the pool of the last one
@@ -63,6 +67,21 @@ struct Generation {
   StopReason stop = StopReason::running;
 };
 
+namespace detail {
+
+/// The pool of a decoder that is given none; of any type for what is no model, so that the compiler names what the
+/// model is missing.
+template <class M>
+struct PrivatePool {
+  using type = NGramPool<std::int32_t>;
+};
+template <HasTokenType M>
+struct PrivatePool<M> {
+  using type = NGramPool<typename M::token_type>;
+};
+
+}  // namespace detail
+
 /// Decodes with one model, in fewer forward passes than one a token; the output equals plain decoding's, token for
 /// token, for every model that satisfies the exactness axiom (see `ForwardsTrees`).
 ///
@@ -79,7 +98,8 @@ struct Generation {
 /// again. A block whose sink throws counts as reported: `text()` has it. A model that breaks a rule is answered by
 /// ContractViolation.
 template <Model M, int W = 15, int N = 5, int G = 15, VerifyPolicy<M> V = GreedyVerify,
-          PoolOf<typename M::token_type> P = NGramPool<typename M::token_type>>
+          class P = typename detail::PrivatePool<M>::type>
+requires PoolOf<P, typename M::token_type>
 class Decoder {
  public:
   using token_type = typename M::token_type;
@@ -89,7 +109,11 @@ class Decoder {
   /// Keeps a reference to `model`, which must outlive the decoder.
   /// Throws InvalidArgument for rows = 0, an end token outside the vocabulary, or an impossible pool size.
   explicit Decoder(M& model, Options options = {}, V verify = V{}) requires std::constructible_from<P, std::size_t>
-      : model_(model), options_(std::move(options)), verify_(std::move(verify)), pool_(options_.pool_slots) {
+      : model_(model),
+        options_(std::move(options)),
+        verify_(std::move(verify)),
+        pool_(options_.pool_slots),
+        controller_(std::exchange(options_.cost, {}), 1, std::size_t{Step::max_rows}) {
     check_options();
   }
 
@@ -97,7 +121,11 @@ class Decoder {
   /// `SharedNGramPool`, which is always kept. Throws InvalidArgument also where `keep_pool` is missing, or the view's
   /// vocabulary is larger than the model's.
   Decoder(M& model, Options options, V verify, P pool)
-      : model_(model), options_(std::move(options)), verify_(std::move(verify)), pool_(std::move(pool)) {
+      : model_(model),
+        options_(std::move(options)),
+        verify_(std::move(verify)),
+        pool_(std::move(pool)),
+        controller_(std::exchange(options_.cost, {}), 1, std::size_t{Step::max_rows}) {
     check_options();
     if constexpr (requires { pool_.reset(); }) {
       if (!options_.keep_pool)
@@ -261,6 +289,9 @@ class Decoder {
   /// The policy, to read what it recorded.
   [[nodiscard]] V& verify() noexcept { return verify_; }
 
+  /// What rows cost, as far as it is known.
+  [[nodiscard]] const StepCost& cost() const noexcept { return controller_.cost(); }
+
   /// The state of the algorithm.
   [[nodiscard]] const Step& state() const noexcept { return step_; }
 
@@ -313,6 +344,7 @@ class Decoder {
         options_(other.options_),
         verify_(other.verify_),
         pool_(other.pool_),
+        controller_(other.controller_.cost(), 1, std::size_t{Step::max_rows}),
         step_(other.step_.fork()),
         text_(other.text_),
         active_(other.active_),
@@ -357,7 +389,19 @@ class Decoder {
     limits.rows = bounded(std::min({options_.rows, static_cast<std::size_t>(model_.max_rows()), free}));
     limits.logit_rows = bounded(model_.max_logit_rows());
     limits.tokens_left = bounded(max_tokens);
+    using Clock = std::chrono::steady_clock;
+    const bool timed = controller_.cost().learns();
+    const Clock::time_point begin = timed ? Clock::now() : Clock::time_point{};
+    if (options_.shape.mode == ShapeMode::growth) {
+      const auto window_rows = static_cast<std::size_t>(std::clamp(options_.shape.w, 0, W) * (N - 1));
+      const std::size_t worth = step_.pending().size() - 1 + window_rows + controller_.rows_worth_planning();
+      limits.rows = bounded(std::min(static_cast<std::size_t>(limits.rows), worth));
+    }
     step_.plan(pool_, options_.shape, limits, tree_);
+    const RowOffer offer = step_.offer();
+    std::int32_t rows = 0;
+    controller_.choose({&offer, 1}, {&rows, 1}, model_.context_size());
+    step_.cut(tree_, rows);
     Proposal<token_type> proposal;
     std::size_t kept = 0;
     bool sink_stops = false;
@@ -417,6 +461,9 @@ class Decoder {
     else if (n == max_tokens)
       stop_ = StopReason::max_tokens;
     step_.apply(pool_, kept);
+    if (timed && n > 0)
+      controller_.observe(static_cast<std::size_t>(step_.report().rows),
+                          std::chrono::duration<double, std::nano>(Clock::now() - begin).count());
     return {block_, n};
   }
 
@@ -507,6 +554,7 @@ class Decoder {
   Options options_;
   [[no_unique_address]] V verify_;
   P pool_;
+  BatchController controller_;
   Step step_;
   typename Step::Tree tree_;
   std::vector<token_type> text_;

@@ -38,34 +38,56 @@ struct CandidateClass {
   [[nodiscard]] LOOKAHEAD_HD constexpr int rank() const { return id & 7; }
 };
 
-/// The estimate of each class: the chance that a candidate is the next token, *given that no better candidate was*.
-/// Probabilities are unsigned Q0.32. Trivial, so that it may lie in shared memory; call `reset` first.
+/// The estimate of each class: the chance that a candidate is the next token, *given that no better candidate was*, at
+/// the end of a run: so many tokens in a row were the best candidate of their place. Runs count because right guesses
+/// come in longer ones than independent chances would give (docs/decisions.md has the figures). Probabilities are
+/// unsigned Q0.32. Trivial, so that it may lie in shared memory; call `reset` first.
 struct Estimates {
   /// Observations that a start value is worth, and the number at which counts are halved, so that old ones fade.
   static constexpr std::uint32_t start_weight = 8, halve_at = 400;
   static constexpr std::uint32_t unit = 256;  ///< counts per observation: halving keeps fractions
   static constexpr std::uint32_t max_probability = 0xFFFF0000U;
+  static constexpr int run_class_count = 4, longest_run = 6;
 
-  std::uint32_t probability[CandidateClass::count];
-  std::uint32_t hits[CandidateClass::count], trials[CandidateClass::count];
+  /// Hits and trials in 1/256 of an observation.
+  struct Count {
+    std::uint32_t hits, trials;
+
+    LOOKAHEAD_HD constexpr void add(bool hit) {
+      trials += unit;
+      if (hit) hits += unit;
+      if (trials < halve_at * unit) return;
+      trials /= 2;
+      hits /= 2;
+    }
+  };
+
+  std::uint32_t probability[run_class_count][CandidateClass::count];
+  Count all[CandidateClass::count], in_run[run_class_count][CandidateClass::count];
+
+  /// Runs of 0, 1, 2 to 5, and 6 or more tokens.
+  [[nodiscard]] static LOOKAHEAD_HD constexpr int run_class(int run) {
+    return run < 2 ? run : run < longest_run ? 2 : 3;
+  }
+
+  /// The run behind a token, which was the best candidate or was not, at the end of `run`. At most `longest_run`.
+  [[nodiscard]] static LOOKAHEAD_HD constexpr int run_after(int run, bool best) {
+    return !best ? 0 : run < longest_run ? run + 1 : longest_run;
+  }
 
   /// Back to the start values.
   LOOKAHEAD_HD constexpr void reset() {
     for (int id = 0; id < CandidateClass::count; ++id) {
-      trials[id] = start_weight * unit;
-      hits[id] = start_weight * start_value({static_cast<std::uint8_t>(id)});
+      all[id] = {start_weight * start_value({static_cast<std::uint8_t>(id)}), start_weight * unit};
+      for (auto& counts : in_run) counts[id] = {0, 0};
       update(id);
     }
   }
 
-  /// Counts one observation of class `c`.
-  LOOKAHEAD_HD constexpr void score(CandidateClass c, bool hit) {
-    trials[c.id] += unit;
-    if (hit) hits[c.id] += unit;
-    if (trials[c.id] >= halve_at * unit) {
-      trials[c.id] /= 2;
-      hits[c.id] /= 2;
-    }
+  /// Counts one observation of class `c` at the end of `run`.
+  LOOKAHEAD_HD constexpr void score(CandidateClass c, int run, bool hit) {
+    all[c.id].add(hit);
+    in_run[run_class(run)][c.id].add(hit);
     update(c.id);
   }
 
@@ -80,9 +102,14 @@ struct Estimates {
   }
 
  private:
+  /// A class in a run starts from what the class is in all of them, which is worth one observation.
   LOOKAHEAD_HD constexpr void update(int id) {
-    const std::uint64_t p = (static_cast<std::uint64_t>(hits[id]) << 32) / trials[id];
-    probability[id] = p < max_probability ? static_cast<std::uint32_t>(p) : max_probability;
+    const std::uint64_t prior = (std::uint64_t{all[id].hits} << 32) / all[id].trials;
+    for (int run = 0; run < run_class_count; ++run) {
+      const Count& n = in_run[run][id];
+      const std::uint64_t p = ((std::uint64_t{n.hits} << 32) + unit * prior) / (n.trials + unit);
+      probability[run][id] = p < max_probability ? static_cast<std::uint32_t>(p) : max_probability;
+    }
   }
 };
 

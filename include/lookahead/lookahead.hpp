@@ -2,6 +2,7 @@
 /// @file lookahead.hpp
 /// Everything that a host needs.
 
+#include "lookahead/batch_controller.hpp"   // IWYU pragma: export
 #include "lookahead/decoder.hpp"            // IWYU pragma: export
 #include "lookahead/errors.hpp"             // IWYU pragma: export
 #include "lookahead/estimates.hpp"          // IWYU pragma: export
@@ -15,10 +16,12 @@
 #include "lookahead/philox.hpp"             // IWYU pragma: export
 #include "lookahead/pool_file.hpp"          // IWYU pragma: export
 #include "lookahead/processors.hpp"         // IWYU pragma: export
+#include "lookahead/row_offer.hpp"          // IWYU pragma: export
 #include "lookahead/sample_verify.hpp"      // IWYU pragma: export
 #include "lookahead/shape.hpp"              // IWYU pragma: export
 #include "lookahead/shared_ngram_pool.hpp"  // IWYU pragma: export
 #include "lookahead/sink.hpp"               // IWYU pragma: export
+#include "lookahead/step_cost.hpp"          // IWYU pragma: export
 #include "lookahead/step_report.hpp"        // IWYU pragma: export
 #include "lookahead/text_stream.hpp"        // IWYU pragma: export
 #include "lookahead/token_tree.hpp"         // IWYU pragma: export

@@ -12,6 +12,7 @@
 #include "lookahead/detail/step.hpp"
 #include "lookahead/jacobi_window.hpp"
 #include "lookahead/ngram_pool.hpp"
+#include "lookahead/row_offer.hpp"
 #include "lookahead/shape.hpp"
 #include "lookahead/step_report.hpp"
 #include "lookahead/token_tree.hpp"
@@ -100,6 +101,7 @@ class Lookahead {
     state_.tail.count = static_cast<std::int32_t>(tail.size());
     std::copy(tail.begin(), tail.end(), state_.tail.token);
     state_.window.cell[0][0] = text.back();
+    state_.run = 0;
   }
 
   /// Writes the tree of the next step into `out`. With fewer rows allowed than are pending, the tree holds the first of
@@ -113,6 +115,25 @@ class Lookahead {
     tree_ = &out;
     planned_ = true;
     resolved_ = false;
+  }
+
+  /// What the planned tree is worth, row by row; valid until it is cut or another one is planned. O(rows).
+  /// Precondition: a step is planned.
+  [[nodiscard]] RowOffer offer() const noexcept {
+    assert(planned_);
+    RowOffer offer{.fixed = state_.planted, .expected = std::uint64_t{tree_->wanted_count > 0} << 32};
+    for (int i = 0; i < tree_->wanted_count && tree_->wanted[i] < state_.planted; ++i) ++offer.fixed_logits;
+    for (int r = 0; r < state_.planted; ++r) offer.expected += state_.notes.reach[r];
+    offer.reach =
+        std::span(state_.notes.reach).subspan(std::size_t(state_.planted), std::size_t(tree_->rows - state_.planted));
+    return offer;
+  }
+
+  /// Drops the rows of the planned tree from row `rows` on, but for the fixed ones of `offer`: the tree is then the one
+  /// that would have been planned with so many rows. Precondition: a step is planned and not resolved. O(rows).
+  void cut(Tree& tree, std::int32_t rows) noexcept {
+    assert(planned_ && !resolved_ && &tree == tree_);
+    detail::cut(state_, tree, rows);
   }
 
   /// Walks from the root. `select(row)` gives the token behind a row; it is called once for each emitted token, in

@@ -18,6 +18,7 @@ struct RowNotes {
   static constexpr std::uint8_t no_class = 255;
   std::uint32_t reach[R];     ///< probability that the walk gets to the row, Q0.32; 0 where no candidate backs it
   std::uint8_t candidate[R];  ///< id of the class of that candidate, or no_class
+  std::uint8_t run[R];        ///< tokens up to the row that were the best candidates of their places, see Estimates
 };
 
 /// Working memory of growth in a tree of up to R rows.
@@ -29,7 +30,7 @@ struct GrowthScratch {
   // Nodes: first the rows that stand in the tree already, then slots for the rows that growth may add.
   std::int32_t parent[R];
   std::uint32_t token[R], reach[R];
-  std::uint8_t candidate[R];
+  std::uint8_t candidate[R], run[R], depth[R];
   std::uint8_t used[R];
 
   // The candidates of one level that are in the running, `width` for each node of the frontier.
@@ -40,16 +41,16 @@ struct GrowthScratch {
   std::int32_t item[R * width];  ///< the candidates, in order
 
   // Keys are (reach inverted, number, slot), so that the best come first.
-  std::uint64_t key[R], merged[R];           ///< of the kept nodes, in order; what `key` becomes
-  std::uint64_t fresh[R * width];            ///< of the candidates
-  std::uint32_t best[context_length_count];  ///< the largest estimate of each context length
-  std::int32_t frontier[R], row[R], level_begin[R + 1];
-  std::int32_t frontier_count, kept, numbered, budget, logits_left, levels;
+  std::uint64_t key[R], merged[R];  ///< of the kept nodes, in order; what `key` becomes
+  std::uint64_t fresh[R * width];   ///< of the candidates
+  std::uint32_t best[Estimates::run_class_count][context_length_count];  ///< the largest estimate of each length
+  std::int32_t frontier[R], row[R];
+  std::int32_t frontier_count, kept, numbered, budget, logits_left;
 };
 
 /// Rates by estimate; leaves out what cannot give a child of a row with `reach` more than `least`.
 struct RateReach {
-  const Estimates& estimates;
+  const std::uint32_t* probability;
   const std::uint32_t* best;
   std::uint32_t reach, least;
   [[nodiscard]] LOOKAHEAD_HD bool enough(std::uint32_t estimate) const {
@@ -57,7 +58,7 @@ struct RateReach {
   }
   [[nodiscard]] LOOKAHEAD_HD bool wants(int i) const { return enough(best[i]); }
   [[nodiscard]] LOOKAHEAD_HD std::uint32_t operator()(CandidateClass c, std::uint32_t) const {
-    const std::uint32_t estimate = estimates.probability[c.id];
+    const std::uint32_t estimate = probability[c.id];
     return enough(estimate) ? estimate : 0U;
   }
 };
@@ -75,8 +76,9 @@ LOOKAHEAD_HD inline int count_below(const std::uint64_t* keys, int n, std::uint6
 }
 
 /// Grows `tree` by the rows of largest reach, level by level; rows compare by reach (descending), depth, order of the
-/// parents, order of the candidates. Rows that stand in the tree below the root (the window's) cost no row where a
-/// candidate shares them. At most `rows_left` rows are added and at most `logits_left` become wanted; nothing lies
+/// parents, order of the candidates, and stand in this order: parents come before children, and the first k rows are
+/// what growth would add if it might add k. Rows that stand in the tree below the root (the window's) cost no row where
+/// a candidate shares them. At most `rows_left` rows are added and at most `logits_left` become wanted; nothing lies
 /// deeper than `max_depth`. Since reach never rises along a path, keeping the best of every level gives the same set as
 /// growing best-first.
 LOOKAHEAD_GROUP_FN template <Group Gr, class Pool, class Token, int R>
@@ -91,12 +93,15 @@ LOOKAHEAD_HD void grow(const Gr& g, const Pool& pool, const Estimates& estimates
     s.parent[r] = tree.parent[r];
     s.token[r] = static_cast<std::uint32_t>(tree.token[r]);
     s.reach[r] = r == root ? ~0U : 0U;
+    s.run[r] = notes.run[r];
   }
-  for (int i = g.rank(); i < context_length_count; i += g.size()) {
+  for (int i = g.rank(); i < context_length_count * Estimates::run_class_count; i += g.size()) {
     constexpr int classes = CandidateClass::count / context_length_count;
-    s.best[i] = 0;
-    for (int c = i * classes; c < (i + 1) * classes; ++c)
-      if (estimates.probability[c] > s.best[i]) s.best[i] = estimates.probability[c];
+    const int run = i / context_length_count, length = i % context_length_count;
+    std::uint32_t best = 0;
+    for (int c = length * classes; c < (length + 1) * classes; ++c)
+      if (estimates.probability[run][c] > best) best = estimates.probability[run][c];
+    s.best[run][length] = best;
   }
   if (g.rank() == 0) {
     s.frontier[0] = root;
@@ -107,7 +112,8 @@ LOOKAHEAD_HD void grow(const Gr& g, const Pool& pool, const Estimates& estimates
   }
   g.sync();
 
-  for (int depth = 1; depth <= max_depth && s.frontier_count > 0; ++depth) {
+  int depth = 1;
+  for (; depth <= max_depth && s.frontier_count > 0; ++depth) {
     // What the reach of one more row must exceed.
     const bool full = s.kept >= s.budget;
     const std::uint32_t least = s.budget == 0 ? ~0U
@@ -117,7 +123,8 @@ LOOKAHEAD_HD void grow(const Gr& g, const Pool& pool, const Estimates& estimates
     const auto tile = g.tile();
     for (int f = tile.rank(); f < s.frontier_count; f += tile.count()) {
       const int node = s.frontier[f];
-      const RateReach rate{estimates, s.best, s.reach[node], node < planted ? 0U : least};
+      const int run = Estimates::run_class(s.run[node]);
+      const RateReach rate{estimates.probability[run], s.best[run], s.reach[node], node < planted ? 0U : least};
       std::uint64_t contexts[context_length_count];
       const int count = context_hashes(s.token, s.parent, root, node, tail, contexts);
       const CandidateList list = collect(tile, pool, contexts, count, rate);
@@ -214,6 +221,8 @@ LOOKAHEAD_HD void grow(const Gr& g, const Pool& pool, const Estimates& estimates
           continue;
         }
         s.reach[node] = s.candidate_reach[i];
+        s.run[node] = static_cast<std::uint8_t>(Estimates::run_after(s.run[s.frontier[i / width]], i % width == 0));
+        s.depth[node] = static_cast<std::uint8_t>(depth);
         s.candidate[node] = s.list[i / width].candidate_class(i % width).id;
         s.row[count++] = node;
       }
@@ -224,35 +233,25 @@ LOOKAHEAD_HD void grow(const Gr& g, const Pool& pool, const Estimates& estimates
     g.sync();
   }
 
-  // Numbers rise with depth, so sorting by them puts parents before children.
-  for (int k = g.rank(); k < s.kept; k += g.size()) s.key[k] &= 0xFFFFFFFFU;
-  g.sync();
-  g.sort(s.key, s.kept);
   for (int r = g.rank(); r < planted; r += g.size()) {
     s.row[r] = r;
     if (r > root && s.reach[r] != 0) {
       notes.reach[r] = s.reach[r];
       notes.candidate[r] = s.candidate[r];
+      notes.run[r] = s.run[r];
     }
   }
   for (int k = g.rank(); k < s.kept; k += g.size()) s.row[s.key[k] & 0x7FF] = planted + k;
   g.sync();
-  // Rows of one level are neighbours, and need their parents' rows only.
-  if (g.rank() == 0) {
-    s.levels = 0;
-    for (int k = 0; k < s.kept; ++k) {
-      const int parent = s.row[s.parent[s.key[k] & 0x7FF]] - planted;
-      if (k == 0 || parent >= s.level_begin[s.levels - 1]) s.level_begin[s.levels++] = k;
-    }
-    s.level_begin[s.levels] = s.kept;
-  }
-  g.sync();
-  for (int level = 0; level < s.levels; ++level) {
-    for (int k = s.level_begin[level] + g.rank(); k < s.level_begin[level + 1]; k += g.size()) {
+  // Level by level, since a row needs its parent's.
+  for (int level = 1; level < depth; ++level) {
+    for (int k = g.rank(); k < s.kept; k += g.size()) {
       const auto node = static_cast<int>(s.key[k] & 0x7FF);
+      if (s.depth[node] != level) continue;
       tree.set(planted + k, s.row[s.parent[node]], static_cast<Token>(s.token[node]));
       notes.reach[planted + k] = s.reach[node];
       notes.candidate[planted + k] = s.candidate[node];
+      notes.run[planted + k] = s.run[node];
     }
     g.sync();
   }

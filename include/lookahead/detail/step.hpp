@@ -39,12 +39,14 @@ struct StepState {
 
   JacobiWindow<W, N, Token> window;
   Estimates estimates;
+  std::int32_t run;  ///< up to the root, see Estimates
   TextTail<Token> tail;
   Token pending[max_pending];
   std::int32_t pending_count, context_size;
 
   // The planned step.
-  FittedShape shape;  ///< w = 0 where the window is off
+  FittedShape shape;     ///< w = 0 where the window is off
+  std::int32_t planted;  ///< rows that are not grown
   std::int32_t tokens_left;
   std::int32_t cell_row[N - 1][W];
   RowNotes<max_rows> notes;
@@ -93,6 +95,7 @@ LOOKAHEAD_HD void start(const Gr& g, StepState<W, N, G, Token>& s, const Pool& p
   if (g.rank() == 0) {
     s.window.start(prompt, count, seed);
     s.estimates.reset();
+    s.run = 0;
     s.tail.count = 0;
     s.pending[0] = prompt[count - 1];
     s.pending_count = 1;
@@ -130,6 +133,7 @@ LOOKAHEAD_HD int append(const Gr& g, StepState<W, N, G, Token>& s, const Pool& p
       s.context_size += gained;
     }
     s.window.cell[0][0] = tokens[count - 1];
+    s.run = 0;
   }
   g.sync();
   file_text(g, pool, s.tail, tokens, count, scratch.apply.text);
@@ -192,6 +196,25 @@ struct GuessChains {
   }
 };
 
+/// The report of a planned tree; what the published method spends is in it already.
+template <int W, int N, int G, class Token, int R>
+LOOKAHEAD_HD void account(StepState<W, N, G, Token>& s, const TokenTreeStorage<Token, R>& tree) {
+  auto& report = s.report;
+  const std::int32_t published_rows = report.published_rows;
+  report = {};
+  report.published_rows = published_rows;
+  report.rows = tree.rows;
+  report.logit_rows = tree.wanted_count;
+  std::uint64_t sum = 0;
+  for (int r = tree.root + 1; r < tree.rows; ++r) {
+    const std::uint8_t c = s.notes.candidate[r];
+    const int origin = c == RowNotes<R>::no_class ? 0 : 1 + static_cast<int>(CandidateClass{c}.source());
+    ++report.drafted[origin][tree.depth[r] - 1];
+    sum += s.notes.reach[r];
+  }
+  report.expected = tree.wanted_count > 0 ? 1.0 + static_cast<double>(sum) / 4294967296.0 : 0.0;
+}
+
 /// Writes the tree of the next step.
 LOOKAHEAD_GROUP_FN template <Group Gr, int W, int N, int G, class Token, int R, class Pool>
 LOOKAHEAD_HD void plan(const Gr& g, StepState<W, N, G, Token>& s, const Pool& pool, const Shape& shape, Limits limits,
@@ -221,6 +244,7 @@ LOOKAHEAD_HD void plan(const Gr& g, StepState<W, N, G, Token>& s, const Pool& po
   for (int r = g.rank(); r < R; r += g.size()) {
     s.notes.reach[r] = 0;
     s.notes.candidate[r] = RowNotes<R>::no_class;
+    s.notes.run[r] = r == pending - 1 ? static_cast<std::uint8_t>(s.run) : 0;
   }
   g.sync();
 
@@ -237,6 +261,8 @@ LOOKAHEAD_HD void plan(const Gr& g, StepState<W, N, G, Token>& s, const Pool& po
     }
     g.sync();
   }
+  if (g.rank() == 0) s.planted = tree.rows;
+  g.sync();
   if constexpr (G > 0) {
     if (s.shape.g > 0) {
       const int depth = min(limits.depth, limits.tokens_left - 1);
@@ -253,27 +279,30 @@ LOOKAHEAD_HD void plan(const Gr& g, StepState<W, N, G, Token>& s, const Pool& po
         if (g.rank() == 0) {
           for (int r = tree.root + 1; r < tree.rows; ++r)
             if (s.notes.candidate[r] != RowNotes<R>::no_class) tree.want(r);
+          s.planted = tree.rows;
         }
         g.sync();
       }
     }
   }
   if (g.rank() == 0) {
-    StepReport<StepState<W, N, G, Token>::max_block>& report = s.report;
-    report = {};
-    report.rows = tree.rows;
-    report.logit_rows = tree.wanted_count;
-    report.published_rows = (max(0, min(shape.w, W)) + max(0, min(shape.g, G))) * (max(2, min(shape.n, N)) - 1);
-    std::uint64_t sum = 0;
-    for (int r = tree.root + 1; r < tree.rows; ++r) {
-      const std::uint8_t c = s.notes.candidate[r];
-      const int origin = c == RowNotes<R>::no_class ? 0 : 1 + static_cast<int>(CandidateClass{c}.source());
-      ++report.drafted[origin][tree.depth[r] - 1];
-      sum += s.notes.reach[r];
-    }
-    report.expected = complete ? 1.0 + static_cast<double>(sum) / 4294967296.0 : 0.0;
+    s.report.published_rows = (max(0, min(shape.w, W)) + max(0, min(shape.g, G))) * (max(2, min(shape.n, N)) - 1);
+    account(s, tree);
   }
   g.sync();
+}
+
+/// Drops the grown rows from row `rows` on.
+template <int W, int N, int G, class Token, int R>
+LOOKAHEAD_HD void cut(StepState<W, N, G, Token>& s, TokenTreeStorage<Token, R>& tree, int rows) {
+  rows = max(rows, s.planted);
+  if (rows >= tree.rows) return;
+  while (tree.wanted_count > 0 && tree.wanted[tree.wanted_count - 1] >= rows) {
+    const int row = tree.wanted[--tree.wanted_count];
+    tree.want_bits[row / 32] &= ~(1U << (row % 32));
+  }
+  tree.rows = rows;
+  account(s, tree);
 }
 
 /// Walks from the root and reads everything that later phases need from logits. One thread calls `select(row)`, which
@@ -332,10 +361,10 @@ LOOKAHEAD_HD void resolve(const Gr& g, StepState<W, N, G, Token>& s, const Token
 
 /// Rates every candidate by its estimate.
 struct RateAll {
-  const Estimates& estimates;
+  const std::uint32_t* probability;
   [[nodiscard]] LOOKAHEAD_HD bool wants(int) const { return true; }
   [[nodiscard]] LOOKAHEAD_HD std::uint32_t operator()(CandidateClass c, std::uint32_t) const {
-    return estimates.probability[c.id];
+    return probability[c.id];
   }
 };
 
@@ -351,8 +380,10 @@ LOOKAHEAD_HD void apply(const Gr& g, StepState<W, N, G, Token>& s, const Pool& p
     const auto tile = g.tile();
     for (int i = tile.rank(); i < count; i += tile.count()) {
       std::uint64_t contexts[context_length_count];
-      const int found = context_hashes(tree.token, tree.parent, root, s.path[root + i], s.tail, contexts);
-      const CandidateList list = collect(tile, pool, contexts, found, RateAll{s.estimates});
+      const int row = s.path[root + i];
+      const int found = context_hashes(tree.token, tree.parent, root, row, s.tail, contexts);
+      const RateAll rate{s.estimates.probability[Estimates::run_class(s.notes.run[row])]};
+      const CandidateList list = collect(tile, pool, contexts, found, rate);
       if (tile.leads()) a.list[i] = list;
     }
     g.sync();
@@ -360,11 +391,16 @@ LOOKAHEAD_HD void apply(const Gr& g, StepState<W, N, G, Token>& s, const Pool& p
       for (int i = 0; i < count; ++i) {
         for (int k = 0; k < a.list[i].count; ++k) {
           const bool hit = a.list[i].token[k] == static_cast<std::uint32_t>(s.selected[i]);
-          s.estimates.score(a.list[i].candidate_class(k), hit);
+          s.estimates.score(a.list[i].candidate_class(k), s.notes.run[s.path[root + i]], hit);
           if (hit) break;
         }
       }
     }
+  }
+  if (g.rank() == 0 && count > 0) {
+    const bool best = recycle && a.list[count - 1].count > 0 &&
+                      a.list[count - 1].token[0] == static_cast<std::uint32_t>(s.selected[count - 1]);
+    s.run = Estimates::run_after(s.notes.run[s.path[root + count - 1]], best);
   }
 
   // What the pool learns, the true context last: recycled rows off the path, those on it, the window's n-grams, the

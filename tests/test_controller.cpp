@@ -1,0 +1,339 @@
+// How many rows a step gets: the choice beside a naive one, trees that are cut, costs that are learnt.
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <doctest/doctest.h>
+#include <functional>
+#include <numeric>
+#include <random>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "cases.hpp"
+
+#include "lookahead/batch_controller.hpp"
+#include "lookahead/decoder.hpp"
+#include "lookahead/testing/oracle_model.hpp"
+#include "lookahead/testing/plain_decode.hpp"
+
+namespace {
+
+using namespace lookahead;
+using testing::OracleModel;
+using Token = std::int32_t;
+using Tokens = std::vector<Token>;
+using Random = std::mt19937_64;
+__extension__ using Wide = unsigned __int128;
+
+constexpr std::uint64_t one = std::uint64_t{1} << 32;
+
+std::uint64_t below(Random& random, std::uint64_t n) { return random() % n; }
+
+/// A sequence of a batch: its rows and what they are worth.
+struct Sequence {
+  std::int32_t fixed, fixed_logits;
+  std::uint64_t expected;
+  std::vector<std::uint32_t> reach;
+  [[nodiscard]] RowOffer offer() const { return {fixed, fixed_logits, expected, reach}; }
+};
+
+Sequence random_sequence(Random& random, std::size_t most) {
+  Sequence s{static_cast<std::int32_t>(1 + below(random, 3)), 1, one + below(random, one), {}};
+  s.reach.resize(below(random, most + 1));
+  for (auto& r : s.reach) r = static_cast<std::uint32_t>(random() >> (32 + below(random, 8)));
+  std::ranges::sort(s.reach, std::greater<>{});
+  return s;
+}
+
+std::vector<std::uint32_t> random_table(Random& random, std::size_t rows) {
+  std::vector<std::uint32_t> table{static_cast<std::uint32_t>(1 + below(random, 1000))};
+  const std::uint64_t steepest = std::uint64_t{1} << below(random, 8);
+  while (table.size() < rows) table.push_back(table.back() + static_cast<std::uint32_t>(below(random, steepest)));
+  return table;
+}
+
+/// The best number of rows by trying them all, the smallest on ties.
+std::size_t naive_choice(const std::vector<Sequence>& batch, const StepCost& cost, const BatchLimits& limits) {
+  std::size_t rows = 0, logits = 0;
+  std::uint64_t value = 0;
+  std::vector<std::uint32_t> reach;
+  for (const Sequence& s : batch) {
+    rows += static_cast<std::size_t>(s.fixed);
+    logits += static_cast<std::size_t>(s.fixed_logits);
+    value += s.expected;
+    reach.insert(reach.end(), s.reach.begin(), s.reach.end());
+  }
+  std::ranges::sort(reach, std::greater<>{});
+  std::size_t best = rows;
+  std::uint64_t best_value = value;
+  for (const std::uint32_t r : reach) {
+    ++rows;
+    ++logits;
+    if (rows > limits.rows || rows > cost.max_rows() || logits > limits.logit_rows || cost.time(rows) > limits.time)
+      break;
+    value += r;
+    if (Wide{value} * cost.time(best) > Wide{best_value} * cost.time(rows)) {
+      best = rows;
+      best_value = value;
+    }
+  }
+  return best;
+}
+
+}  // namespace
+
+TEST_CASE("the number of rows is the best one, and the rows are those of the largest reach") {
+  Random random(1);
+  long all = 0, none = 0;
+  for (int i = 0; i < cases(20000) / 5; ++i) {
+    CAPTURE(i);
+    std::vector<Sequence> batch;
+    std::vector<RowOffer> offers;
+    for (std::uint64_t n = 1 + below(random, below(random, 2) == 0 ? 1 : 9); n > 0; --n)
+      batch.push_back(random_sequence(random, 40));
+    for (const Sequence& s : batch) offers.push_back(s.offer());
+    BatchLimits limits;
+    if (below(random, 2) == 0) limits.rows = below(random, 60);
+    if (below(random, 2) == 0) limits.logit_rows = below(random, 60);
+    if (below(random, 4) == 0) limits.time = static_cast<double>(below(random, 3000));
+    BatchController controller(below(random, 8) == 0 ? StepCost::none()
+                                                     : StepCost::given(random_table(random, 1 + below(random, 200))));
+    std::vector<std::int32_t> rows(batch.size());
+    const std::size_t sum = controller.choose(offers, rows, 0, limits);
+    REQUIRE(sum == naive_choice(batch, controller.cost(), limits));
+    REQUIRE(sum == static_cast<std::size_t>(std::accumulate(rows.begin(), rows.end(), 0)));
+    // No row that was left out has a larger reach than one that was taken.
+    std::uint32_t least = ~0U, most = 0;
+    bool everything = true, nothing = true;
+    for (std::size_t s = 0; s < batch.size(); ++s) {
+      const auto taken = static_cast<std::size_t>(rows[s] - batch[s].fixed);
+      REQUIRE(taken <= batch[s].reach.size());
+      if (taken > 0) least = std::min(least, batch[s].reach[taken - 1]);
+      if (taken < batch[s].reach.size()) most = std::max(most, batch[s].reach[taken]);
+      everything = everything && taken == batch[s].reach.size();
+      nothing = nothing && taken == 0;
+    }
+    REQUIRE(least >= most);
+    all += everything ? 1 : 0;
+    none += nothing ? 1 : 0;
+  }
+  CHECK(all > 0);
+  CHECK(none > 0);
+}
+
+TEST_CASE("a tree that is cut is the one that would have been planned with fewer rows") {
+  using Step = Lookahead<5, 4, 5>;
+  Random random(2);
+  long cut_rows = 0;
+  for (int i = 0; i < std::max(cases(10000) / 100, 20); ++i) {
+    CAPTURE(i);
+    const int vocabulary = 2 + static_cast<int>(below(random, 30));
+    OracleModel<> model({.vocabulary = vocabulary, .seed = random(), .repetition = 0.9});
+    Tokens prompt(1 + below(random, 40));
+    for (Token& t : prompt) t = static_cast<Token>(below(random, static_cast<std::uint64_t>(vocabulary)));
+    model.prefill(std::span(prompt).first(prompt.size() - 1));
+    NGramPool<Token> pool(4096);
+    Step step;
+    Step::Tree tree, small;
+    step.start(pool, prompt, random());
+    for (int k = 0; k < 12; ++k) {
+      const Shape shape{.w = static_cast<std::int32_t>(below(random, 2) == 0 ? 0 : below(random, 6)),
+                        .mode = below(random, 5) == 0 ? ShapeMode::published : ShapeMode::growth};
+      step.plan(pool, shape, {}, tree);
+      const RowOffer offer = step.offer();
+      REQUIRE(offer.fixed + static_cast<int>(offer.reach.size()) == tree.rows);
+      REQUIRE(std::ranges::is_sorted(offer.reach, std::greater<>{}));
+      const auto rows = static_cast<std::int32_t>(below(random, static_cast<std::uint64_t>(tree.rows) + 2));
+      // With few rows there is another window.
+      const bool comparable = shape.mode == ShapeMode::growth && rows >= offer.fixed && (shape.w == 0 || rows >= 20);
+      Step twin = step;
+      twin.abandon();
+      if (comparable) twin.plan(pool, shape, {.rows = rows}, small);
+      cut_rows += std::max(0, tree.rows - std::max(rows, offer.fixed));
+      step.cut(tree, rows);
+      REQUIRE(tree.rows == std::min(offer.fixed + static_cast<int>(offer.reach.size()), std::max(rows, offer.fixed)));
+      if (comparable) {
+        const auto a = tree.view(), b = small.view();
+        REQUIRE(std::ranges::equal(a.tokens(), b.tokens()));
+        REQUIRE(std::ranges::equal(a.parents(), b.parents()));
+        REQUIRE(std::ranges::equal(a.positions(), b.positions()));
+        REQUIRE(std::ranges::equal(a.wanted(), b.wanted()));
+        for (int r = 0; r < a.size(); ++r) {
+          REQUIRE(a.is_wanted(r) == b.is_wanted(r));
+          for (int other = 0; other < a.size(); ++other) REQUIRE(a.sees(r, other) == b.sees(r, other));
+        }
+        REQUIRE(step.report().rows == twin.report().rows);
+        REQUIRE(step.report().logit_rows == twin.report().logit_rows);
+        REQUIRE(step.report().expected == twin.report().expected);
+      }
+      model.forward(tree.view());
+      const auto proposal = step.resolve([&](int row) { return model.next_token(row); },
+                                         [&](int row, std::span<Token> out) { return model.top_tokens(row, out); },
+                                         [](Token) { return false; });
+      step.apply(pool, model.commit(proposal.path));
+    }
+  }
+  CHECK(cut_rows > 100);
+}
+
+TEST_CASE("with a given cost the same request gets the same trees, and the text is plain decoding's") {
+  Random random(3);
+  for (int i = 0; i < std::max(cases(2000) / 100, 20); ++i) {
+    CAPTURE(i);
+    const testing::OracleOptions options{.vocabulary = 20, .seed = random(), .repetition = 0.95};
+    const Tokens prompt{1, 2, 3, 1, 2};
+    const std::vector<std::uint32_t> table = random_table(random, 1 + below(random, 80));
+    std::vector<std::vector<std::int32_t>> rows(2);
+    for (auto& steps : rows) {
+      OracleModel<> model(options);
+      Decoder<OracleModel<>> decoder(model, {.cost = StepCost::given(table)});
+      decoder.start(prompt);
+      while (decoder.text().size() < 100) {
+        decoder.step(100, [](std::span<const Token>) {});
+        steps.push_back(decoder.report().rows);
+        REQUIRE(decoder.report().rows <= static_cast<std::int32_t>(table.size()));
+      }
+      OracleModel<> plain(options);
+      const Tokens truth = testing::plain_decode(plain, std::span(prompt), decoder.text().size() - prompt.size());
+      REQUIRE(std::ranges::equal(decoder.text().subspan(prompt.size()), truth));
+    }
+    REQUIRE(rows[0] == rows[1]);
+  }
+}
+
+TEST_CASE("costs that cannot be used are refused") {
+  using doctest::Contains;
+  CHECK_THROWS_WITH_AS(StepCost::given({}), Contains("the table of costs is empty"), InvalidArgument);
+  CHECK_THROWS_WITH_AS(StepCost::given({3, 0}), Contains("the time of 2 rows is 0: give a number from 1 to 16777215"),
+                       InvalidArgument);
+  CHECK_THROWS_WITH_AS(StepCost::given({1U << 24}), Contains("the time of 1 rows is 16777216: give"), InvalidArgument);
+  CHECK_THROWS_WITH_AS(StepCost::given({3, 5, 4}), Contains("the time of 3 rows is 4, less than the 5 of one row less"),
+                       InvalidArgument);
+  CHECK(StepCost::given({(1U << 24) - 1}).max_rows() == 1);
+  CHECK(StepCost::given({3, 5}).time(2) == 5);
+  CHECK(StepCost::given({3, 5}).time(9) == 5);
+  CHECK(StepCost::none().time(1000) == StepCost::none().time(1));
+}
+
+TEST_CASE("classes of rows follow each other without a gap") {
+  std::size_t c = 0;
+  for (std::size_t rows = 1; rows <= StepCost::row_limit; ++rows) {
+    if (rows > StepCost::class_end(c)) ++c;
+    REQUIRE(StepCost::class_of(rows) == c);
+  }
+  CHECK(c == StepCost::class_count - 1);
+  CHECK(StepCost::class_of(2 * StepCost::row_limit) == c);
+}
+
+namespace {
+
+/// A machine whose steps take `curve(rows)` nanoseconds, more or less.
+struct Machine {
+  std::function<double(std::size_t)> curve;
+  double noise = 0.05, spikes = 0.02, load = 1;
+  Random random{4};
+
+  double step(std::size_t rows) {
+    std::normal_distribution<double> factor(1, noise);
+    const double time = curve(rows) * load * std::max(0.5, factor(random));
+    return static_cast<double>(below(random, 1000)) < 1000 * spikes ? 6 * time : time;
+  }
+};
+
+/// Time and tokens of a run of steps.
+struct Account {
+  double time = 0, plain_time = 0, best_time = 0, tokens = 0;
+};
+
+/// Runs steps whose rows are worth what they are expected to be worth; `best_time` is that of the same tokens at the
+/// rates of a controller that knows the curve.
+Account run(BatchController& controller, Machine& machine, int steps, const std::function<Sequence(int)>& sequence,
+            std::size_t context = 100) {
+  Account a;
+  for (int i = 0; i < steps; ++i) {
+    const Sequence s = sequence(i);
+    const RowOffer offer = s.offer();
+    std::int32_t rows = 0;
+    controller.choose({&offer, 1}, {&rows, 1}, context);
+    const double time = machine.step(static_cast<std::size_t>(rows));
+    controller.observe(static_cast<std::size_t>(rows), time);
+    double tokens = static_cast<double>(s.expected), best = tokens / machine.curve(1), value = tokens;
+    for (std::size_t k = 0; k < s.reach.size(); ++k) {
+      if (static_cast<int>(k) < rows - s.fixed) tokens += s.reach[k];
+      value += s.reach[k];
+      best = std::max(best, value / machine.curve(k + 2));
+    }
+    // Noise is not the controller's fault.
+    a.time += machine.curve(static_cast<std::size_t>(rows)) * machine.load;
+    a.tokens += tokens / static_cast<double>(one);
+    a.plain_time += tokens / static_cast<double>(one) * machine.curve(1) * machine.load;
+    a.best_time += tokens / best * machine.load;
+  }
+  return a;
+}
+
+Sequence decaying(double first, double ratio, std::size_t rows) {
+  Sequence s{1, 1, one, {}};
+  for (std::size_t k = 0; k < rows; ++k, first *= ratio)
+    s.reach.push_back(static_cast<std::uint32_t>(first * static_cast<double>(one)));
+  return s;
+}
+
+double steep(std::size_t rows) { return 1e6 * (1 + 0.35 * static_cast<double>(rows - 1)); }
+double bent(std::size_t rows) { return 1e6 * std::max(1.0, static_cast<double>(rows) / 8); }
+double flat(std::size_t rows) { return 1e6 * (1 + 0.001 * static_cast<double>(rows)); }
+
+}  // namespace
+
+TEST_CASE("where no row pays, learning what rows cost loses little") {
+  for (const auto& curve : {steep, bent, flat}) {
+    BatchController controller;
+    Machine machine{.curve = curve};
+    const Account a = run(controller, machine, 2000, [](int) { return decaying(0.02, 0.7, 63); });
+    CHECK(a.time < 1.015 * a.plain_time);
+  }
+}
+
+TEST_CASE("what is learnt is nearly as good as what is known") {
+  Random random(5);
+  const auto mixed = [&](int) { return decaying(below(random, 3) == 0 ? 0.9 : 0.3, 0.85, 63); };
+  for (const auto& curve : {steep, bent, flat}) {
+    BatchController controller;
+    Machine machine{.curve = curve};
+    const Account a = run(controller, machine, 3000, mixed);
+    CHECK(a.time < 1.05 * a.best_time);
+    machine.load = 2;  // another program starts
+    const Account b = run(controller, machine, 1000, mixed);
+    CHECK(b.time < 1.05 * b.best_time);
+    // What rows cost changes with the length of the context.
+    machine.load = 1;
+    machine.curve = steep;
+    const Account c = run(controller, machine, 2000, mixed, 5000);
+    CHECK(c.time < 1.08 * c.best_time);
+  }
+}
+
+TEST_CASE("a first step that is slow is forgotten") {
+  BatchController controller;
+  Machine machine{.curve = bent};
+  const auto sequence = [](int) { return decaying(0.8, 0.9, 63); };
+  controller.observe(1, 50 * bent(1));
+  const Account a = run(controller, machine, 3000, sequence);
+  CHECK(a.time < 1.05 * a.best_time);
+}
+
+TEST_CASE("learnt times never fall with the rows, whatever was measured") {
+  Random random(6);
+  for (int i = 0; i < 50; ++i) {
+    StepCost cost;
+    cost.use(0);
+    for (int k = 0; k < 200; ++k) {
+      cost.observe(1 + below(random, 200), static_cast<double>(1 + below(random, 100000)));
+      for (std::size_t rows = 2; rows <= 300; ++rows) REQUIRE(cost.time(rows) >= cost.time(rows - 1));
+      REQUIRE(cost.time(1) >= 1);
+      REQUIRE(cost.time(StepCost::row_limit) < StepCost::time_limit);
+    }
+  }
+}
