@@ -396,7 +396,9 @@ TEST_CASE("limits") {
   engine.truncate(0);
   CHECK(engine.free_slots() == 20);
 
-  CHECK_THROWS_AS(LlamaEngine(file, {.context = 257}), InvalidArgument);
+  CHECK_THROWS_WITH_AS(LlamaEngine(file, {.context = 257}),
+                       doctest::Contains("context is 257; give 1 to 256, on a command line with --context"),
+                       InvalidArgument);
   CHECK_THROWS_AS(LlamaEngine(file, {.context = -1}), InvalidArgument);
   CHECK_THROWS_AS(LlamaEngine(file, {.max_rows = 0}), InvalidArgument);
   CHECK_THROWS_WITH_AS(LlamaEngine(file, {.threads = 257}), doctest::Contains("threads is 257; give 1 to 256"),

@@ -60,16 +60,17 @@ class Floats {
   float* data_ = nullptr;
 };
 
-int bounded(int value, int least, int most, const char* option) {
+/// Names an option as a program and as the user of an example gives it.
+int bounded(int value, int least, int most, const char* option, const char* on_command_line = "") {
   if (value < least || value > most)
     throw InvalidArgument(std::string("LlamaOptions::") + option + " is " + std::to_string(value) + "; give " +
-                          std::to_string(least) + " to " + std::to_string(most));
+                          std::to_string(least) + " to " + std::to_string(most) + on_command_line);
   return value;
 }
 
 int resolved_threads(int given) {
   if (given == 0) return std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 1, most_threads);
-  return bounded(given, 1, most_threads, "threads");
+  return bounded(given, 1, most_threads, "threads", ", on a command line with --threads");
 }
 
 struct Layer {
@@ -138,9 +139,10 @@ struct Weights {
     for (Matrix* m : matrices) {
       if (m->type == type) continue;
       if (size(m->columns) % block_numbers(type) != 0)
-        throw InvalidArgument("rows of " + std::to_string(m->columns) + " weights cannot become " +
-                              weight_type_name(type) + ", which packs " + std::to_string(block_numbers(type)) +
-                              " at a time; give F32, F16 or BF16 in LlamaOptions::weights");
+        throw InvalidArgument(
+            "rows of " + std::to_string(m->columns) + " weights cannot become " + weight_type_name(type) +
+            ", which packs " + std::to_string(block_numbers(type)) +
+            " at a time; give F32, F16 or BF16 in LlamaOptions::weights, on a command line with --weights");
       const std::size_t stride = row_bytes(type, size(m->columns));
       workers.run((m->outputs + 63) / 64, [&](int task, int) {
         std::vector<float> row(size(m->columns));
@@ -288,8 +290,9 @@ struct LlamaEngine::State {
 
 LlamaEngine::State::State(std::shared_ptr<const Weights> model, const LlamaOptions& given)
     : weights(std::move(model)),
-      options{given.context == 0 ? std::min(weights->context, default_context)
-                                 : bounded(given.context, 1, weights->context, "context"),
+      options{given.context == 0
+                  ? std::min(weights->context, default_context)
+                  : bounded(given.context, 1, weights->context, "context", ", on a command line with --context"),
               bounded(given.max_rows, 1, most_rows, "max_rows"), resolved_threads(given.threads), given.weights,
               given.kernels == nullptr ? available_kernels().front() : given.kernels},
       kernels(*options.kernels),
