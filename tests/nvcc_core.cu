@@ -41,4 +41,11 @@ void nvcc_core(State* state, lookahead::NGramPoolRef pool, Step::Tree* tree, Scr
   step_on_device<<<1, 1>>>(state, pool, tree, scratch);
   lookahead::NGramPool<int> host_pool;
   step(*state, host_pool.ref(), *tree, *scratch);
+
+  // A shared pool is the host's alone.
+  lookahead::SharedNGramPool<int> shared_pool;
+  Step on_host;
+  const int prompt[] = {1, 2};
+  on_host.start(shared_pool.in(0, 100), prompt);
+  on_host.plan(shared_pool.in(0, 100), {}, {}, *tree);
 }

@@ -73,8 +73,8 @@ struct HostTile {
 
   [[nodiscard]] LOOKAHEAD_HD bool leads() const { return true; }
 
-  [[nodiscard]] LOOKAHEAD_HD std::uint32_t match(const std::uint32_t* words, std::uint32_t mask,
-                                                 std::uint32_t value) const {
+  LOOKAHEAD_GROUP_FN [[nodiscard]] LOOKAHEAD_HD std::uint32_t match(const std::uint32_t* words, std::uint32_t mask,
+                                                                    std::uint32_t value) const {
 #if defined(__SSE2__) && !defined(__CUDA_ARCH__)
     const __m128i m = _mm_set1_epi32(static_cast<int>(mask)), v = _mm_set1_epi32(static_cast<int>(value));
     return lanes(words, [&](__m128i w) { return _mm_cmpeq_epi32(_mm_and_si128(w, m), v); });
@@ -83,7 +83,8 @@ struct HostTile {
 #endif
   }
 
-  [[nodiscard]] LOOKAHEAD_HD std::uint32_t greater(const std::uint32_t* words, std::uint32_t value) const {
+  LOOKAHEAD_GROUP_FN [[nodiscard]] LOOKAHEAD_HD std::uint32_t greater(const std::uint32_t* words,
+                                                                      std::uint32_t value) const {
 #if defined(__SSE2__) && !defined(__CUDA_ARCH__)
     const __m128i sign = _mm_set1_epi32(INT32_MIN);  // the comparison is one of signed numbers
     const __m128i v = _mm_xor_si128(_mm_set1_epi32(static_cast<int>(value)), sign);
@@ -93,7 +94,7 @@ struct HostTile {
 #endif
   }
 
-  [[nodiscard]] LOOKAHEAD_HD int oldest(const std::uint32_t* words) const {
+  LOOKAHEAD_GROUP_FN [[nodiscard]] LOOKAHEAD_HD int oldest(const std::uint32_t* words) const {
     int lane = 0;
     for (int i = 1; i < 32; ++i) lane = Words::load(words + i) < Words::load(words + lane) ? i : lane;
     return lane;
@@ -106,15 +107,19 @@ struct HostTile {
 #endif
   }
 
-  LOOKAHEAD_HD void store(std::uint32_t* word, std::uint32_t value) const { Words::store(word, value); }
+  LOOKAHEAD_GROUP_FN LOOKAHEAD_HD void store(std::uint32_t* word, std::uint32_t value) const {
+    Words::store(word, value);
+  }
 
-  [[nodiscard]] LOOKAHEAD_HD std::uint32_t load(const std::uint32_t* word) const { return Words::load(word); }
+  LOOKAHEAD_GROUP_FN [[nodiscard]] LOOKAHEAD_HD std::uint32_t load(const std::uint32_t* word) const {
+    return Words::load(word);
+  }
 
   int tile_rank = 0, tile_count = 1;
 
  private:
   /// Bit i is set where test(words[i]) holds.
-  template <class Test>
+  LOOKAHEAD_GROUP_FN template <class Test>
   static LOOKAHEAD_HD std::uint32_t lanes(const std::uint32_t* words, const Test& test) {
     std::uint32_t bits = 0;
 #if defined(__SSE2__) && !defined(__CUDA_ARCH__)
