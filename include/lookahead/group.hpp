@@ -123,11 +123,11 @@ struct HostTile {
   static LOOKAHEAD_HD std::uint32_t lanes(const std::uint32_t* words, const Test& test) {
     std::uint32_t bits = 0;
 #if defined(__SSE2__) && !defined(__CUDA_ARCH__)
-    const auto four = [&](int i) { return test(Words::load_four(words + 4 * i)); };
-    for (int i = 0; i < 2; ++i) {
-      const __m128i low = _mm_packs_epi32(four(4 * i), four(4 * i + 1));
-      const __m128i high = _mm_packs_epi32(four(4 * i + 2), four(4 * i + 3));
-      bits |= static_cast<std::uint32_t>(_mm_movemask_epi8(_mm_packs_epi16(low, high))) << (16 * i);
+    const auto four = [&](int i) { return test(Words::load_four(words + i)); };
+    for (int i = 0; i < 32; i += 16) {
+      const __m128i low = _mm_packs_epi32(four(i), four(i + 4));
+      const __m128i high = _mm_packs_epi32(four(i + 8), four(i + 12));
+      bits |= static_cast<std::uint32_t>(_mm_movemask_epi8(_mm_packs_epi16(low, high))) << i;
     }
 #else
     for (int i = 0; i < 32; ++i) bits |= static_cast<std::uint32_t>(test(Words::load(words + i))) << i;
