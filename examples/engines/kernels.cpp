@@ -515,6 +515,8 @@ void accumulate_rows(const float* a, std::size_t lda, const float* b, std::size_
 
 void accumulate(const float* a, std::size_t lda, const float* b, std::size_t ldb, float* c, std::size_t ldc, int m,
                 int k, int n) {
+  for (; m >= most_rows; m -= most_rows, a += most_rows * lda, c += most_rows * ldc)
+    accumulate_rows<most_rows>(a, lda, b, ldb, c, ldc, k, n);
   for (; m >= 4; m -= 4, a += 4 * lda, c += 4 * ldc) accumulate_rows<4>(a, lda, b, ldb, c, ldc, k, n);
   if (m == 3) accumulate_rows<3>(a, lda, b, ldb, c, ldc, k, n);
   if (m == 2) accumulate_rows<2>(a, lda, b, ldb, c, ldc, k, n);
