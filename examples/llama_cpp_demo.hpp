@@ -108,23 +108,28 @@ class Tokenizer {
   std::vector<llama_token> eos_;
 };
 
-/// A question in the chat template of the file.
-[[nodiscard]] inline std::vector<llama_token> chat_tokens(const ModelFile& file, const Tokenizer& tokenizer,
-                                                          const std::string& question) {
-  if (tokenizer.encode(question, false, true) != tokenizer.encode(question, false))
-    throw std::runtime_error("the question holds names of control tokens; leave them out, or pass --raw");
+/// A question in the chat template of the file, as text.
+[[nodiscard]] inline std::string chat_text(const ModelFile& file, const std::string& question) {
   const llama_chat_message message = {"user", question.c_str()};
   const char* const form = llama_model_chat_template(file.get(), nullptr);
   std::string text;
   const auto apply = [&] {
     return llama_chat_apply_template(form, &message, 1, true, text.data(), static_cast<std::int32_t>(text.size()));
   };
-  const std::int32_t length = apply();
+  const std::int32_t length = form == nullptr ? -1 : apply();
   if (length < 0)
     throw std::runtime_error("llama.cpp does not know the file's chat template; complete the text without (--raw)");
   text.resize(static_cast<std::size_t>(length));
   apply();
-  return tokenizer.encode(text, tokenizer.add_bos(), true);
+  return text;
+}
+
+/// A question in the chat template of the file, as tokens. Nothing in it becomes a control token.
+[[nodiscard]] inline std::vector<llama_token> chat_tokens(const ModelFile& file, const Tokenizer& tokenizer,
+                                                          const std::string& question) {
+  if (tokenizer.encode(question, false, true) != tokenizer.encode(question, false))
+    throw std::runtime_error("the question holds names of control tokens; leave them out, or pass --raw");
+  return tokenizer.encode(chat_text(file, question), tokenizer.add_bos(), true);
 }
 
 /// Which model runs, and how.

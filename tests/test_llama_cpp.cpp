@@ -175,7 +175,6 @@ TEST_CASE("small models keep every promise, with a full attention and with a sli
     REQUIRE(model);
     const ConformanceReport report =
         check_conformance([&] { return LlamaCpp(model.get(), params_of(256), 16); }, {.trees = 4, .rows = 16});
-    MESSAGE(report.text());
     CHECK_MESSAGE(report.conforms(), report.text());
     CHECK(report.exactness.largest < 0.01);
   };
@@ -287,7 +286,7 @@ TEST_CASE("SmolLM2 gives the text of llama.cpp's own greedy loop, or forks at a 
       "<|im_start|>user\nCount from 1 to 20.<|im_end|>\n<|im_start|>assistant\n",
       "import os\nimport sys\n\n\ndef main():\n"};
   if (cases(100'000) < 100'000) prompts.resize(2);  // the same code runs, only slower
-  constexpr std::size_t tokens = 24;
+  constexpr std::size_t tokens = 16;
   LlamaCpp engine(model.get(), params_of(512), 16);
   Decoder decoder(engine);
   std::size_t steps = 0;

@@ -1,0 +1,301 @@
+/// @file llama_cpp.cpp
+/// Lookahead decoding on llama.cpp beside what llama.cpp has of its own, in one run: plain decoding, its lookahead
+/// example and its lookup example, with the same model, prompts and threads. Texts are compared with llama.cpp's own
+/// greedy loop, and where one forks, the distance of the two best logits there is told.
+
+#include "lookahead/adapters/llama_cpp.hpp"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <iterator>
+#include <llama.h>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <span>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <unistd.h>
+#include <utility>
+#include <vector>
+
+#include "llama_cpp_demo.hpp"
+
+#include "lookahead/lookahead.hpp"
+
+namespace {
+
+using lookahead::LlamaCpp;
+using lookahead::examples::demo::ModelFile;
+using lookahead::examples::demo::Tokenizer;
+using Token = llama_token;
+using Tokens = std::vector<Token>;
+using Clock = std::chrono::steady_clock;
+
+struct Options {
+  std::string model, peers;
+  std::vector<std::string> sets = {"humaneval"};
+  std::vector<int> drafts = {2, 4, 8};
+  std::size_t tokens = 96, every = 1, rows = 32;
+  int threads = 2, context = 2048;
+};
+
+std::string content(const std::filesystem::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  std::string text{std::istreambuf_iterator<char>(in), {}};
+  if (text.empty()) throw std::runtime_error(path.string() + " cannot be read; run this in the root of the repository");
+  return text;
+}
+
+/// The prompts of a set; the last newline is left out, as llama.cpp's programs do.
+std::vector<std::string> load(const std::string& set, const ModelFile& file) {
+  const std::filesystem::path folder = "bench/prompts";
+  std::vector<std::string> prompts;
+  if (set == "code" || set == "docs") {
+    std::set<std::filesystem::path> names;
+    for (const auto& entry : std::filesystem::directory_iterator(folder / set)) names.insert(entry.path());
+    for (const auto& name : names) prompts.push_back(content(name));
+  } else {
+    std::istringstream lines(content(folder / (set == "chat" ? "specbench.jsonl" : "humaneval.jsonl")));
+    for (std::string line; std::getline(lines, line);) {
+      const std::string text = nlohmann::json::parse(line).at("prompt");
+      prompts.push_back(set == "chat" ? lookahead::examples::demo::chat_text(file, text) : text);
+    }
+  }
+  for (std::string& text : prompts)
+    if (text.ends_with('\n')) text.pop_back();
+  return prompts;
+}
+
+/// One way to decode: what it did over all prompts.
+struct Row {
+  std::string name;
+  double tokens = 0, steps = 0, rows = 0, seconds = 0;
+  std::size_t texts = 0, forked = 0;
+  double gap = 0;  ///< the largest distance of the two best logits where a text forked
+
+  void print(double plain) const {
+    std::array<char, 64> forks{};
+    if (texts > 0) std::snprintf(forks.data(), forks.size(), "%zu/%zu, gap %.4f", forked, texts, gap);
+    const auto per_step = [&](double sum) { return steps > 0 ? sum / steps : 0; };
+    std::printf("%-24s %11.2f %10.2f %9.1f %9.2f  %s\n", name.c_str(), per_step(tokens), per_step(rows),
+                tokens / seconds, tokens / seconds / plain, forked == 0 && texts > 0 ? "none" : forks.data());
+  }
+};
+
+double gap(std::span<const float> logits) {
+  std::array<float, 2> best = {-1e30F, -1e30F};
+  for (const float x : logits) {
+    best[1] = std::max(best[1], std::min(best[0], x));
+    best[0] = std::max(best[0], x);
+  }
+  return double{best[0]} - double{best[1]};
+}
+
+/// llama.cpp's own greedy loop on a context of its own.
+class Plain {
+ public:
+  Plain(const ModelFile& file, llama_context_params params)
+      : context_(llama_init_from_model(file.get(), params), &llama_free),
+        sampler_(llama_sampler_init_greedy(), &llama_sampler_free),
+        vocabulary_(file.vocabulary()) {
+    if (context_ == nullptr) throw std::runtime_error("llama.cpp could not make a context");
+  }
+
+  Tokens text{};
+  std::vector<double> gaps{};
+
+  double run(Tokens prompt, std::size_t tokens) {
+    text.clear();
+    gaps.clear();
+    llama_memory_clear(llama_get_memory(context_.get()), false);
+    decode(std::span(prompt).first(prompt.size() - 1));
+    Token next = prompt.back();
+    double seconds = 0;
+    while (text.size() < tokens) {
+      const auto begin = Clock::now();
+      decode(std::span(&next, 1));
+      next = llama_sampler_sample(sampler_.get(), context_.get(), -1);
+      seconds += std::chrono::duration<double>(Clock::now() - begin).count();
+      text.push_back(next);
+      gaps.push_back(
+          gap({llama_get_logits_ith(context_.get(), -1), static_cast<std::size_t>(llama_vocab_n_tokens(vocabulary_))}));
+      if (llama_vocab_is_eog(vocabulary_, next)) break;
+    }
+    return seconds;
+  }
+
+ private:
+  void decode(std::span<Token> tokens) {
+    const std::size_t most = llama_n_batch(context_.get());
+    for (std::size_t i = 0; i < tokens.size(); i += most) {
+      const std::span<Token> part = tokens.subspan(i, std::min(most, tokens.size() - i));
+      if (llama_decode(context_.get(), llama_batch_get_one(part.data(), static_cast<std::int32_t>(part.size()))) != 0)
+        throw std::runtime_error("llama_decode failed");
+    }
+  }
+
+  std::unique_ptr<llama_context, decltype(&llama_free)> context_;
+  std::unique_ptr<llama_sampler, decltype(&llama_sampler_free)> sampler_;
+  const llama_vocab* vocabulary_;
+};
+
+/// Our own decoding.
+double run(lookahead::Decoder<LlamaCpp>& decoder, const Tokens& prompt, const Options& o, const Plain& plain,
+           Row& row) {
+  decoder.start(prompt);
+  Tokens text;
+  const auto begin = Clock::now();
+  const lookahead::Generation done =
+      decoder.run(o.tokens, [&](std::span<const Token> block) { text.insert(text.end(), block.begin(), block.end()); });
+  const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+  row.tokens += static_cast<double>(done.tokens);
+  row.steps += static_cast<double>(done.steps);
+  row.rows += static_cast<double>(done.rows);
+  row.seconds += seconds;
+  ++row.texts;
+  if (text != plain.text) {
+    ++row.forked;
+    const auto at = static_cast<std::size_t>(std::ranges::mismatch(text, plain.text).in2 - plain.text.begin());
+    if (at < plain.gaps.size()) row.gap = std::max(row.gap, plain.gaps[at]);
+  }
+  return seconds;
+}
+
+std::string quoted(const std::string& word) {
+  std::string out = "'";
+  for (const char c : word) out += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return out + "'";
+}
+
+/// A program of llama.cpp. Its steps follow from what it prints: each yields one token and those that were accepted.
+void run_peer(const std::string& program, const std::string& more, const std::string& prompt, const Options& o,
+              Row& row) {
+  const std::filesystem::path file =
+      std::filesystem::temp_directory_path() / ("lookahead-bench-" + std::to_string(getpid()) + ".txt");
+  std::ofstream(file, std::ios::binary) << prompt << '\n';
+  const std::string command = quoted(o.peers + "/" + program) + " -m " + quoted(o.model) + " -f " +
+                              quoted(file.string()) + " -n " + std::to_string(o.tokens) + " -c " +
+                              std::to_string(o.context) + " -t " + std::to_string(o.threads) + " -tb " +
+                              std::to_string(o.threads) + " --temp 0 -fa off " + more + " 2>&1 </dev/null";
+  std::FILE* const pipe = popen(command.c_str(), "r");
+  if (pipe == nullptr) throw std::runtime_error(command + " cannot be run");
+  std::string output;
+  std::array<char, 4096> part{};
+  for (std::size_t n = 0; (n = std::fread(part.data(), 1, part.size(), pipe)) > 0;) output.append(part.data(), n);
+  const int status = pclose(pipe);
+  std::filesystem::remove(file);
+  const auto number = [&](std::string_view key) {
+    const std::size_t at = output.rfind(key);
+    if (status != 0 || at == std::string::npos)
+      throw std::runtime_error(command + " did not say '" + std::string(key) + "'; it ended with status " +
+                               std::to_string(status) + " and the output\n" + output);
+    const std::size_t digits = output.find_first_of("0123456789", at + key.size());
+    return digits == std::string::npos ? 0.0 : std::atof(output.c_str() + digits);
+  };
+  const double tokens = number("n_predict"), accepted = number("n_accept");
+  row.tokens += tokens;
+  row.steps += tokens - accepted;
+  row.seconds += number(" tokens in ");  // the last such line is that of decoding
+  if (program == "llama-lookup") row.rows += tokens - accepted + number("n_drafted");
+}
+
+/// Prints one set's table.
+void measure(const std::string& set, const ModelFile& file, const Options& o) {
+  std::vector<std::string> prompts = load(set, file);
+  std::size_t kept = 0;
+  for (std::size_t p = 0; p < prompts.size(); p += o.every) std::swap(prompts[kept++], prompts[p]);
+  prompts.resize(kept);
+
+  const Tokenizer tokenizer(file);
+  llama_context_params params = LlamaCpp::default_params();
+  params.n_ctx = static_cast<std::uint32_t>(o.context);
+  params.n_threads = params.n_threads_batch = o.threads;
+  Plain plain(file, params);
+  LlamaCpp engine(file.get(), params, static_cast<int>(o.rows));
+  lookahead::Decoder<LlamaCpp>::Options options;
+  options.rows = o.rows;
+  options.end_tokens.assign(tokenizer.eos().begin(), tokenizer.eos().end());
+  lookahead::Decoder<LlamaCpp> ours(engine, options);
+  options.rows = 1;
+  lookahead::Decoder<LlamaCpp> single(engine, options);
+
+  std::vector<Row> rows = {{.name = "plain (llama.cpp)"}, {.name = "ours, one row"}, {.name = "ours"}};
+  if (!o.peers.empty()) {
+    rows.push_back({.name = "llama-lookahead"});
+    for (const int draft : o.drafts) rows.push_back({.name = "llama-lookup, draft " + std::to_string(draft)});
+  }
+  // The first pass reads the weights from the disk, which is charged to nobody.
+  plain.run(tokenizer.encode(prompts[0], tokenizer.add_bos(), true), 1);
+  for (const std::string& prompt : prompts) {
+    const Tokens tokens = tokenizer.encode(prompt, tokenizer.add_bos(), true);
+    rows[0].seconds += plain.run(tokens, o.tokens);
+    rows[0].tokens += static_cast<double>(plain.text.size());
+    rows[0].steps += static_cast<double>(plain.text.size());
+    rows[0].rows += static_cast<double>(plain.text.size());
+    run(single, tokens, o, plain, rows[1]);
+    run(ours, tokens, o, plain, rows[2]);
+    if (o.peers.empty()) continue;
+    run_peer("llama-lookahead", "", prompt, o, rows[3]);
+    for (std::size_t d = 0; d < o.drafts.size(); ++d)
+      run_peer("llama-lookup", "--draft-max " + std::to_string(o.drafts[d]), prompt, o, rows[4 + d]);
+  }
+  std::printf("\n%s: %zu prompts, at most %zu tokens each\n%-24s %11s %10s %9s %9s  %s\n", set.c_str(), prompts.size(),
+              o.tokens, "", "tokens/step", "rows/step", "tokens/s", "of plain", "forks");
+  for (const Row& row : rows) row.print(rows[0].tokens / rows[0].seconds);
+  std::fflush(stdout);
+}
+
+double load_average() {
+  double average = 0;
+  return getloadavg(&average, 1) == 1 ? average : -1;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Options o;
+  CLI::App app(
+      "Lookahead decoding on llama.cpp beside llama.cpp's own plain decoding, lookahead and lookup; run it in the root "
+      "of the repository. Decoding alone is timed. llama-lookahead does not say how many rows it evaluates.");
+  app.option_defaults()->always_capture_default();
+  app.add_option("--model", o.model, "A GGUF file, for example the one of examples/models/fetch.sh")->required();
+  app.add_option("--peers", o.peers,
+                 "Folder of llama-lookahead and llama-lookup: bin/ of what "
+                 "examples/fetch_llama_cpp.sh --peers prints; without it they are left out");
+  app.add_option("--sets", o.sets, "code, docs, humaneval (raw), chat (in the model's chat template)")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"code", "docs", "humaneval", "chat"}));
+  app.add_option("--drafts", o.drafts, "Draft lengths of llama-lookup")->delimiter(',')->check(CLI::Range(1, 64));
+  app.add_option("--tokens", o.tokens, "Most tokens for each prompt")->check(CLI::PositiveNumber);
+  app.add_option("--every", o.every, "Take every so many-th prompt of a set")->check(CLI::PositiveNumber);
+  app.add_option("--rows", o.rows, "Most rows of a step of ours")->check(CLI::Range(2, 184));
+  app.add_option("--threads", o.threads, "Threads")->check(CLI::Range(1, 256));
+  app.add_option("--context", o.context, "Longest context in tokens")->check(CLI::Range(64, 1 << 20));
+  CLI11_PARSE(app, argc, argv);
+  try {
+    const ModelFile file(o.model);
+    std::array<char, 128> about{};
+    llama_model_desc(file.get(), about.data(), about.size());
+    std::printf("%s, llama.cpp %s without flash attention, %d threads, load average %.1f\n", about.data(),
+                llama_version(), o.threads, load_average());
+    for (const std::string& set : o.sets) measure(set, file, o);
+    std::printf("\nload average %.1f at the end\n", load_average());
+    return 0;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "llama_cpp: %s\n", error.what());
+    return 1;
+  }
+}
