@@ -100,11 +100,18 @@ format() {
     xargs -0 clang-format-14 --dry-run -Werror
 }
 
+# What it prints is searched by every configuration below.
+get_llama_cpp() {
+  local folder
+  folder=$(examples/fetch_llama_cpp.sh) && export CMAKE_PREFIX_PATH=$folder
+}
+
 tidy() {
   clang-tidy-14 --quiet -p build/clang build/clang/tests/headers/every_header.cpp
 }
 
-packages=(g++ cmake ninja-build ccache doctest-dev libbenchmark-dev libcli11-dev nlohmann-json3-dev libpcre2-dev)
+packages=(g++ cmake ninja-build ccache doctest-dev libbenchmark-dev libcli11-dev nlohmann-json3-dev libpcre2-dev
+  python3-pip)
 # llvm-14 has the symbolizer: without it a sanitizer's report names no function.
 [ "$presets" = gcc ] || packages+=(clang-14 libclang-rt-14-dev llvm-14 clang-format-14 clang-tidy-14)
 if command -v apt-get >/dev/null; then
@@ -121,6 +128,7 @@ export CCACHE_MAXSIZE=2G
 no_aslr=()
 setarch -R true 2>/dev/null && no_aslr=(setarch -R)
 
+[ "$presets" = gcc ] || step "llama.cpp, built once a cache" get_llama_cpp
 for preset in $presets; do
   step "build $preset" build "$preset" # Whatever could be built is tested all the same.
   if [ "$presets" = gcc ]; then run_tests quick "test $preset"; else run_tests "$preset" "test $preset"; fi
