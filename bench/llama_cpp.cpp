@@ -21,12 +21,14 @@
 #include <llama.h>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <set>
 #include <span>
 #include <sstream>
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <unistd.h>
 #include <utility>
 #include <vector>
@@ -50,6 +52,7 @@ struct Options {
   std::vector<int> drafts = {2, 4, 8};
   std::size_t tokens = 96, every = 1, rows = 32;
   int threads = 2, context = 2048;
+  bool f16 = false;
 };
 
 std::string content(const std::filesystem::path& path) {
@@ -258,6 +261,29 @@ void measure(const std::string& set, const ModelFile& file, const Options& o) {
   std::fflush(stdout);
 }
 
+/// A copy of a model with all matrices in F16, by llama.cpp's own conversion; it goes when the run ends.
+class F16Copy {
+ public:
+  explicit F16Copy(const std::string& model)
+      : path_(std::filesystem::temp_directory_path() / ("lookahead-bench-" + std::to_string(getpid()) + ".gguf")) {
+    llama_model_quantize_params params = llama_model_quantize_default_params();
+    params.ftype = LLAMA_FTYPE_MOSTLY_F16;
+    params.allow_requantize = true;
+    if (llama_model_quantize(model.c_str(), path_.c_str(), &params) != 0)
+      throw std::runtime_error("llama.cpp could not convert " + model + " to " + path_.string());
+  }
+  F16Copy(const F16Copy&) = delete;
+  F16Copy& operator=(const F16Copy&) = delete;
+  ~F16Copy() {
+    std::error_code none;
+    std::filesystem::remove(path_, none);
+  }
+  [[nodiscard]] std::string path() const { return path_.string(); }
+
+ private:
+  std::filesystem::path path_;
+};
+
 double load_average() {
   double average = 0;
   return getloadavg(&average, 1) == 1 ? average : -1;
@@ -272,6 +298,7 @@ int main(int argc, char** argv) {
       "of the repository. Decoding alone is timed. llama-lookahead does not say how many rows it evaluates.");
   app.option_defaults()->always_capture_default();
   app.add_option("--model", o.model, "A GGUF file, for example the one of examples/models/fetch.sh")->required();
+  app.add_flag("--f16", o.f16, "Converts the model to F16 first, into a temporary file");
   app.add_option("--peers", o.peers,
                  "Folder of llama-lookahead and llama-lookup: bin/ of what "
                  "examples/fetch_llama_cpp.sh --peers prints; without it they are left out");
@@ -286,6 +313,9 @@ int main(int argc, char** argv) {
   app.add_option("--context", o.context, "Longest context in tokens")->check(CLI::Range(64, 1 << 20));
   CLI11_PARSE(app, argc, argv);
   try {
+    lookahead::examples::demo::be_quiet();
+    std::optional<F16Copy> copy;
+    if (o.f16) o.model = copy.emplace(o.model).path();
     const ModelFile file(o.model);
     std::array<char, 128> about{};
     llama_model_desc(file.get(), about.data(), about.size());

@@ -2,7 +2,7 @@
 # Gets llama.cpp (MIT), builds its library for the CPU and prints the folder where it is installed, for CMAKE_PREFIX_PATH.
 #
 #   examples/fetch_llama_cpp.sh           the library
-#   examples/fetch_llama_cpp.sh --peers   also llama-lookahead, llama-lookup and llama-quantize, in bin/, for bench/llama_cpp
+#   examples/fetch_llama_cpp.sh --peers   also llama-lookahead and llama-lookup, in bin/, for bench/llama_cpp
 #
 # The sources come from the package llama-cpp-python of PyPI (77 MB), pinned by checksum. Everything stays in
 # ${XDG_CACHE_HOME:-~/.cache}/lookahead/llama.cpp; a second call builds nothing and needs no network. An interrupted
@@ -12,7 +12,7 @@ set -euo pipefail
 
 case "$*" in
   "") programs=() ;;
-  --peers) programs=(llama-lookahead llama-lookup llama-quantize) ;;
+  --peers) programs=(llama-lookahead llama-lookup) ;;
   *)
     echo "usage: examples/fetch_llama_cpp.sh [--peers]" >&2
     exit 2

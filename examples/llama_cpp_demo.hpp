@@ -25,15 +25,20 @@ namespace lookahead::examples::demo {
 
 using Engine = LlamaCpp;
 
-/// A loaded model. What llama.cpp logs is left out, but for errors.
+/// Leaves out what llama.cpp logs, but for errors.
+inline void be_quiet() {
+  llama_log_set(
+      [](ggml_log_level level, const char* text, void*) {
+        if (level == GGML_LOG_LEVEL_ERROR) std::fputs(text, stderr);
+      },
+      nullptr);
+}
+
+/// A loaded model.
 class ModelFile {
  public:
   explicit ModelFile(const std::string& path) {
-    llama_log_set(
-        [](ggml_log_level level, const char* text, void*) {
-          if (level == GGML_LOG_LEVEL_ERROR) std::fputs(text, stderr);
-        },
-        nullptr);
+    be_quiet();
     llama_backend_init();
     model_.reset(llama_model_load_from_file(path.c_str(), llama_model_default_params()));
     if (model_ == nullptr) throw std::runtime_error(path + " is no model that llama.cpp can load");
