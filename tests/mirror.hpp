@@ -101,13 +101,13 @@ class Estimates {
     }
   };
 
-  /// A class in a run starts from the class in all of them, for one observation.
+  /// A class in a run starts from the class in all of them, for three observations.
   std::uint64_t operator()(const Class& c, int run) const {
     const Count all = count(c);
     const auto found = in_runs_.find({c, kind(run)});
     const Count here = found != in_runs_.end() ? found->second : Count{0, 0};
     const std::uint64_t first = (all.hits << 32) / all.trials;
-    return std::min(((here.hits << 32) + 256 * first) / (here.trials + 256), naive::largest_estimate);
+    return std::min(((here.hits << 32) + 3 * 256 * first) / (here.trials + 3 * 256), naive::largest_estimate);
   }
   void score(const Class& c, int run, bool hit) {
     Count all = count(c);
@@ -264,6 +264,13 @@ class Mirror {
     if (G == 0 || shape.mode != ShapeMode::growth) {
       run = 0;
     } else {
+      std::uint64_t reaches = 0;
+      for (const Row& row : rows()) reaches += row.reach;
+      // The last steps count: every step takes 1/128 of what was before it.
+      expected_ = expected_ - expected_ / 128 + static_cast<std::uint32_t>(reaches >> 16);
+      accepted_ -= accepted_ / 128;
+      for (const int row : path)
+        if (row > tree.root && backed[at(row - tree.root - 1)]) accepted_ += 1 << 16;
       score(before, accepted, path, backed);
       for (const bool on_path : {false, true})
         for (const auto& [row, tokens] : top)
@@ -349,7 +356,9 @@ class Mirror {
     REQUIRE(report.logit_rows == wanted.logit_rows);
     REQUIRE(report.published_rows == wanted.published_rows);
     REQUIRE(std::ranges::equal(flat(report.drafted), flat(wanted.drafted)));
-    REQUIRE(report.expected == (complete() ? 1 + static_cast<double>(reaches) * 0x1p-32 : 0));
+    const std::uint64_t factor =
+        std::clamp<std::uint64_t>((std::uint64_t{accepted_} << 16) / expected_, 1 << 14, 1 << 18);
+    REQUIRE(report.expected == (complete() ? 1 + static_cast<double>(reaches * factor) * 0x1p-48 : 0));
   }
 
   void check_estimates() const {
@@ -439,6 +448,7 @@ class Mirror {
   naive::Window window_, planned_;  // between steps, and with what the planned step filled in
   std::map<Tokens, bool> wanted_;   // the planned window's rows
   std::size_t top_count_;
+  std::uint32_t expected_ = 40 << 16, accepted_ = 40 << 16;  // in 1/65536 of a token
 };
 
 /// Decodes a random request in steps of random shapes up to `most` and random limits, and calls `check(mirror)` behind

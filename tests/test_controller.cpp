@@ -36,14 +36,16 @@ struct Sequence {
   std::int32_t fixed, fixed_logits;
   std::uint64_t expected;
   std::vector<std::uint32_t> reach;
-  [[nodiscard]] RowOffer offer() const { return {fixed, fixed_logits, expected, reach}; }
+  std::uint32_t factor;
+  [[nodiscard]] RowOffer offer() const { return {fixed, fixed_logits, expected, reach, factor}; }
 };
 
 Sequence random_sequence(Random& random, std::size_t most) {
-  Sequence s{static_cast<std::int32_t>(1 + below(random, 3)), 1, one + below(random, one), {}};
+  Sequence s{static_cast<std::int32_t>(1 + below(random, 3)), 1, one + below(random, one), {}, 1U << 16};
   s.reach.resize(below(random, most + 1));
   for (auto& r : s.reach) r = static_cast<std::uint32_t>(random() >> (32 + below(random, 8)));
   std::ranges::sort(s.reach, std::greater<>{});
+  s.factor = static_cast<std::uint32_t>((1U << 14) + below(random, 15U << 14));
   return s;
 }
 
@@ -58,22 +60,22 @@ std::vector<std::uint32_t> random_table(Random& random, std::size_t rows) {
 std::size_t naive_choice(const std::vector<Sequence>& batch, const StepCost& cost, const BatchLimits& limits) {
   std::size_t rows = 0, logits = 0;
   std::uint64_t value = 0;
-  std::vector<std::uint32_t> reach;
+  std::vector<std::uint64_t> gain;
   for (const Sequence& s : batch) {
     rows += static_cast<std::size_t>(s.fixed);
     logits += static_cast<std::size_t>(s.fixed_logits);
     value += s.expected;
-    reach.insert(reach.end(), s.reach.begin(), s.reach.end());
+    for (const std::uint32_t r : s.reach) gain.push_back(std::uint64_t{r} * s.factor >> 16);
   }
-  std::ranges::sort(reach, std::greater<>{});
+  std::ranges::sort(gain, std::greater<>{});
   std::size_t best = rows;
   std::uint64_t best_value = value;
-  for (const std::uint32_t r : reach) {
+  for (const std::uint64_t g : gain) {
     ++rows;
     ++logits;
     if (rows > limits.rows || rows > cost.max_rows() || logits > limits.logit_rows || cost.time(rows) > limits.time)
       break;
-    value += r;
+    value += g;
     if (Wide{value} * cost.time(best) > Wide{best_value} * cost.time(rows)) {
       best = rows;
       best_value = value;
@@ -84,7 +86,7 @@ std::size_t naive_choice(const std::vector<Sequence>& batch, const StepCost& cos
 
 }  // namespace
 
-TEST_CASE("the number of rows is the best one, and the rows are those of the largest reach") {
+TEST_CASE("the number of rows is the best one, and the rows are those that yield most") {
   Random random(1);
   long all = 0, none = 0;
   for (int i = 0; i < cases(20000) / 5; ++i) {
@@ -104,14 +106,14 @@ TEST_CASE("the number of rows is the best one, and the rows are those of the lar
     const std::size_t sum = controller.choose(offers, rows, 0, limits);
     REQUIRE(sum == naive_choice(batch, controller.cost(), limits));
     REQUIRE(sum == static_cast<std::size_t>(std::accumulate(rows.begin(), rows.end(), 0)));
-    // No row that was left out has a larger reach than one that was taken.
-    std::uint32_t least = ~0U, most = 0;
+    // No row that was left out is worth more than one that was taken.
+    std::uint64_t least = ~std::uint64_t{0}, most = 0;
     bool everything = true, nothing = true;
     for (std::size_t s = 0; s < batch.size(); ++s) {
       const auto taken = static_cast<std::size_t>(rows[s] - batch[s].fixed);
       REQUIRE(taken <= batch[s].reach.size());
-      if (taken > 0) least = std::min(least, batch[s].reach[taken - 1]);
-      if (taken < batch[s].reach.size()) most = std::max(most, batch[s].reach[taken]);
+      if (taken > 0) least = std::min(least, offers[s].gain(taken - 1));
+      if (taken < batch[s].reach.size()) most = std::max(most, offers[s].gain(taken));
       everything = everything && taken == batch[s].reach.size();
       nothing = nothing && taken == 0;
     }
@@ -275,7 +277,7 @@ Account run(BatchController& controller, Machine& machine, int steps, const std:
 }
 
 Sequence decaying(double first, double ratio, std::size_t rows) {
-  Sequence s{1, 1, one, {}};
+  Sequence s{1, 1, one, {}, 1U << 16};
   for (std::size_t k = 0; k < rows; ++k, first *= ratio)
     s.reach.push_back(static_cast<std::uint32_t>(first * static_cast<double>(one)));
   return s;

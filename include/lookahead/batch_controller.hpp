@@ -26,8 +26,8 @@ struct BatchLimits {
 };
 
 /// Chooses the number of rows R that gives the most tokens in a unit of time, (expected tokens) / T(R), and which
-/// sequences of a batch get them: of all rows that the sequences offer, those with the largest reach. One sequence is a
-/// batch of one. When no row pays, the sequences get the rows that are fixed: a plain step.
+/// sequences of a batch get them: of all rows that the sequences offer, those that are expected to yield most. One
+/// sequence is a batch of one. When no row pays, the sequences get the rows that are fixed: a plain step.
 ///
 /// Where the cost is learnt, now and then a step gets another number of rows near the best one, to measure it. What
 /// such steps lose in tokens is at most 1% of the time. With a given cost the choice depends on the offers alone.
@@ -68,7 +68,7 @@ class BatchController {
     seen_.fill({0, 0});
     // Sums must leave room for a time when they are compared crosswise.
     std::uint64_t all = now.value;
-    for (const RowOffer& offer : offers) all += offer.reach.empty() ? 0 : offer.reach.size() * offer.reach[0];
+    for (const RowOffer& offer : offers) all += offer.reach.empty() ? 0 : offer.reach.size() * offer.gain(0);
     shift_ = std::max(0, static_cast<int>(std::bit_width(all)) - 40);
 
     Point best = now;
@@ -76,7 +76,7 @@ class BatchController {
     while (now.rows < most && static_cast<double>(cost_.time(now.rows + 1)) * cost_.unit() <= limits.time) {
       const std::size_t i = next(offers);
       if (i == offers.size()) break;
-      now.value += offers[i].reach[static_cast<std::size_t>(rows[i]++ - offers[i].fixed)];
+      now.value += offers[i].gain(static_cast<std::size_t>(rows[i]++ - offers[i].fixed));
       ++now.rows;
       order_.push_back(static_cast<std::uint32_t>(i));
       note(now);
@@ -155,12 +155,12 @@ class BatchController {
     return chosen;
   }
 
-  // The sequence with the largest next reach, the first one on ties: a heap.
+  // The sequence with the largest next gain, the first one on ties: a heap.
   struct Head {
-    std::uint32_t reach, sequence;
-    std::int32_t taken;
+    std::uint64_t gain;
+    std::uint32_t sequence, taken;
     bool operator<(const Head& other) const noexcept {
-      return reach != other.reach ? reach < other.reach : sequence > other.sequence;
+      return gain != other.gain ? gain < other.gain : sequence > other.sequence;
     }
   };
 
@@ -168,7 +168,7 @@ class BatchController {
     heads_.clear();
     heads_.reserve(offers.size());
     for (std::size_t i = 0; i < offers.size(); ++i)
-      if (!offers[i].reach.empty()) heads_.push_back({offers[i].reach[0], static_cast<std::uint32_t>(i), 1});
+      if (!offers[i].reach.empty()) heads_.push_back({offers[i].gain(0), static_cast<std::uint32_t>(i), 1});
     std::make_heap(heads_.begin(), heads_.end());
   }
 
@@ -177,10 +177,10 @@ class BatchController {
     std::pop_heap(heads_.begin(), heads_.end());
     Head& head = heads_.back();
     const std::size_t i = head.sequence;
-    if (static_cast<std::size_t>(head.taken) == offers[i].reach.size()) {
+    if (head.taken == offers[i].reach.size()) {
       heads_.pop_back();
     } else {
-      head.reach = offers[i].reach[static_cast<std::size_t>(head.taken++)];
+      head.gain = offers[i].gain(head.taken++);
       std::push_heap(heads_.begin(), heads_.end());
     }
     return i;

@@ -38,6 +38,30 @@ struct CandidateClass {
   [[nodiscard]] LOOKAHEAD_HD constexpr int rank() const { return id & 7; }
 };
 
+/// How far the sum of a tree's reaches is from the tokens that walks get: candidates of one place know nothing of each
+/// other, so their estimates are together a little too low, or too high. Numbers are Q16.16. Trivial, as Estimates.
+struct Calibration {
+  static constexpr std::uint32_t start_tokens = 40;  ///< tokens, got as expected, to start with
+  static constexpr int fading = 7;                   ///< a step takes 1/2^fading of what was before
+
+  std::uint32_t expected, accepted;
+
+  LOOKAHEAD_HD constexpr void reset() { expected = accepted = start_tokens << 16; }
+
+  /// Counts a step: the sum of its reaches, Q32.32, and how many of its rows the walk got to.
+  LOOKAHEAD_HD constexpr void score(std::uint64_t reaches, int got) {
+    expected += static_cast<std::uint32_t>(reaches >> 16) - (expected >> fading);
+    accepted += (static_cast<std::uint32_t>(got) << 16) - (accepted >> fading);
+  }
+
+  /// What a reach is to be multiplied by: 1/4 to 4.
+  [[nodiscard]] LOOKAHEAD_HD constexpr std::uint32_t factor() const {
+    constexpr std::uint32_t one = 1U << 16;
+    const std::uint64_t f = (std::uint64_t{accepted} << 16) / (expected > 0 ? expected : 1U);
+    return f < one / 4 ? one / 4 : f > 4 * one ? 4 * one : static_cast<std::uint32_t>(f);
+  }
+};
+
 /// The estimate of each class: the chance that a candidate is the next token, *given that no better candidate was*, at
 /// the end of a run: so many tokens in a row were the best candidate of their place. Runs count because right guesses
 /// come in longer ones than independent chances would give (docs/decisions.md has the figures). Probabilities are
@@ -48,6 +72,7 @@ struct Estimates {
   static constexpr std::uint32_t unit = 256;  ///< counts per observation: halving keeps fractions
   static constexpr std::uint32_t max_probability = 0xFFFF0000U;
   static constexpr int run_class_count = 4, longest_run = 6;
+  static constexpr std::uint32_t run_weight = 3;  ///< observations that a class is worth to what it is in a run
 
   /// Hits and trials in 1/256 of an observation.
   struct Count {
@@ -102,12 +127,13 @@ struct Estimates {
   }
 
  private:
-  /// A class in a run starts from what the class is in all of them, which is worth one observation.
+  /// A class in a run starts from what the class is in all of them.
   LOOKAHEAD_HD constexpr void update(int id) {
     const std::uint64_t prior = (std::uint64_t{all[id].hits} << 32) / all[id].trials;
     for (int run = 0; run < run_class_count; ++run) {
       const Count& n = in_run[run][id];
-      const std::uint64_t p = ((std::uint64_t{n.hits} << 32) + unit * prior) / (n.trials + unit);
+      const std::uint64_t p =
+          ((std::uint64_t{n.hits} << 32) + run_weight * unit * prior) / (n.trials + run_weight * unit);
       probability[run][id] = p < max_probability ? static_cast<std::uint32_t>(p) : max_probability;
     }
   }

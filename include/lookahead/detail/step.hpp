@@ -39,6 +39,7 @@ struct StepState {
 
   JacobiWindow<W, N, Token> window;
   Estimates estimates;
+  Calibration calibration;
   std::int32_t run;  ///< up to the root, see Estimates
   TextTail<Token> tail;
   Token pending[max_pending];
@@ -95,6 +96,7 @@ LOOKAHEAD_HD void start(const Gr& g, StepState<W, N, G, Token>& s, const Pool& p
   if (g.rank() == 0) {
     s.window.start(prompt, count, seed);
     s.estimates.reset();
+    s.calibration.reset();
     s.run = 0;
     s.tail.count = 0;
     s.pending[0] = prompt[count - 1];
@@ -196,6 +198,14 @@ struct GuessChains {
   }
 };
 
+/// The sum of the reaches of `rows` rows from `first` on, Q32.32.
+template <int R>
+LOOKAHEAD_HD std::uint64_t sum_of_reaches(const RowNotes<R>& notes, int first, int rows) {
+  std::uint64_t sum = 0;
+  for (int r = first; r < rows; ++r) sum += notes.reach[r];
+  return sum;
+}
+
 /// The report of a planned tree; what the published method spends is in it already.
 template <int W, int N, int G, class Token, int R>
 LOOKAHEAD_HD void account(StepState<W, N, G, Token>& s, const TokenTreeStorage<Token, R>& tree) {
@@ -205,14 +215,13 @@ LOOKAHEAD_HD void account(StepState<W, N, G, Token>& s, const TokenTreeStorage<T
   report.published_rows = published_rows;
   report.rows = tree.rows;
   report.logit_rows = tree.wanted_count;
-  std::uint64_t sum = 0;
   for (int r = tree.root + 1; r < tree.rows; ++r) {
     const std::uint8_t c = s.notes.candidate[r];
     const int origin = c == RowNotes<R>::no_class ? 0 : 1 + static_cast<int>(CandidateClass{c}.source());
     ++report.drafted[origin][tree.depth[r] - 1];
-    sum += s.notes.reach[r];
   }
-  report.expected = tree.wanted_count > 0 ? 1.0 + static_cast<double>(sum) / 4294967296.0 : 0.0;
+  const std::uint64_t sum = sum_of_reaches(s.notes, 0, tree.rows) * s.calibration.factor();
+  report.expected = tree.wanted_count > 0 ? 1.0 + static_cast<double>(sum) / 281474976710656.0 : 0.0;
 }
 
 /// Writes the tree of the next step.
@@ -400,6 +409,12 @@ LOOKAHEAD_HD void apply(const Gr& g, StepState<W, N, G, Token>& s, const Pool& p
   if (g.rank() == 0 && count > 0) {
     const bool best = recycle && a.list[count - 1].count > 0 &&
                       a.list[count - 1].token[0] == static_cast<std::uint32_t>(s.selected[count - 1]);
+    if (recycle) {
+      int backed = 0;
+      for (int i = root + 1; i < s.path_count; ++i)
+        backed += s.notes.candidate[s.path[i]] != RowNotes<R>::no_class ? 1 : 0;
+      s.calibration.score(sum_of_reaches(s.notes, 0, tree.rows), backed);
+    }
     s.run = Estimates::run_after(s.notes.run[s.path[root + count - 1]], best);
   }
 
