@@ -7,26 +7,23 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
-#include <cstdlib>
 #include <exception>
-#include <filesystem>
 #include <fstream>
-#include <iterator>
-#include <nlohmann/json.hpp>
 #include <numeric>
-#include <set>
+#include <random>
 #include <span>
-#include <sstream>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
-#include "chat_template.hpp"
 #include "engines/gguf.hpp"
 #include "engines/kernels.hpp"
 #include "engines/llama_engine.hpp"
 #include "engines/tokenizer.hpp"
+#include "lookup.hpp"
 #include "model_options.hpp"
+#include "prompt_sets.hpp"
 
 #include "lookahead/errors.hpp"
 #include "lookahead/lookahead.hpp"
@@ -39,128 +36,149 @@ using lookahead::engines::LlamaEngine;
 using lookahead::engines::Tokenizer;
 using Token = LlamaEngine::token_type;
 using Tokens = std::vector<Token>;
+using lookahead::StepCost;
+using SampleVerify = lookahead::SampleVerify<>;
 using Decoder = lookahead::Decoder<LlamaEngine>;
+using Sampler = lookahead::Decoder<LlamaEngine, 15, 5, 15, SampleVerify>;
 
 struct Options {
   lookahead::examples::ModelOptions model;
   std::vector<std::string> sets = {"code"};
-  std::vector<std::size_t> rows = {2, 4, 8, 16, 32};
+  std::vector<std::size_t> rows = {2, 4, 8, 16, 32}, windows, lookup = {10};
   std::size_t tokens = 128, rounds = 3, every = 1;
+  float temperature = 0;
   int threads = static_cast<int>(std::thread::hardware_concurrency());
   bool quick = false;
 };
 
-std::string content(const std::filesystem::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  std::string text{std::istreambuf_iterator<char>(in), {}};
-  if (text.empty())
-    throw lookahead::InvalidArgument(path.string() + " cannot be read; run this in the root of the repository");
-  return text;
-}
-
-/// The prompts of a set, as tokens.
-std::vector<Tokens> load(const std::string& set, const GgufFile& file, const Tokenizer& tokenizer) {
-  const std::filesystem::path folder = "bench/prompts";
-  std::vector<Tokens> prompts;
-  if (set == "code" || set == "docs") {
-    std::set<std::filesystem::path> names;
-    for (const auto& entry : std::filesystem::directory_iterator(folder / set)) names.insert(entry.path());
-    for (const auto& name : names) prompts.push_back(tokenizer.encode(content(name), tokenizer.add_bos()));
-    return prompts;
-  }
-  const bool chat = set == "chat";
-  std::istringstream lines(content(folder / (chat ? "specbench.jsonl" : "humaneval.jsonl")));
-  for (std::string line; std::getline(lines, line);) {
-    std::string text = nlohmann::json::parse(line).at("prompt");
-    if (chat) {
-      prompts.push_back(lookahead::examples::chat_tokens(file, tokenizer, text));
-    } else {
-      text.erase(text.find_last_not_of(" \t\r\n") + 1);  // models go on badly behind white space
-      prompts.push_back(tokenizer.encode(text, tokenizer.add_bos()));
-    }
-  }
-  return prompts;
-}
+enum class Method { plain, chosen, fixed, lookup };
 
 struct Setting {
-  std::size_t rows = 1;
-  lookahead::Generation sum;               ///< over the prompts, of one round
-  std::vector<std::vector<double>> times;  ///< [round][prompt], seconds
-  std::size_t identical = 0;               ///< texts, of all rounds
+  std::string name;
+  Method method;
+  lookahead::Shape shape{};
+  std::size_t rows = 64;
+  lookahead::Generation sum{};               ///< over the prompts, of one round
+  std::vector<std::vector<double>> times{};  ///< [round][prompt], seconds
+  std::size_t identical = 0;                 ///< texts, of all rounds
 
-  [[nodiscard]] double seconds(std::size_t round) const {
-    return std::accumulate(times[round].begin(), times[round].end(), 0.0);
-  }
-
-  /// The sum over the prompts of the median over the rounds.
-  [[nodiscard]] double seconds() const {
-    double sum_of_medians = 0;
+  /// Of each prompt the median over the rounds.
+  [[nodiscard]] std::vector<double> medians() const {
+    std::vector<double> of_prompts;
     for (std::size_t p = 0; p < times[0].size(); ++p) {
       std::vector<double> of_prompt;
       for (const std::vector<double>& round : times) of_prompt.push_back(round[p]);
       std::ranges::sort(of_prompt);
       const std::size_t half = of_prompt.size() / 2;
-      sum_of_medians += of_prompt.size() % 2 == 1 ? of_prompt[half] : (of_prompt[half - 1] + of_prompt[half]) / 2;
+      of_prompts.push_back(of_prompt.size() % 2 == 1 ? of_prompt[half] : (of_prompt[half - 1] + of_prompt[half]) / 2);
     }
-    return sum_of_medians;
+    return of_prompts;
+  }
+  [[nodiscard]] double seconds() const {
+    const std::vector<double> of_prompts = medians();
+    return std::accumulate(of_prompts.begin(), of_prompts.end(), 0.0);
   }
 };
 
-/// Decodes every prompt once a round with every setting, in turn.
+std::vector<Setting> settings(const Options& o) {
+  std::vector<Setting> all{{.name = "plain", .method = Method::plain}};
+  all.push_back({.name = "as many rows as pay", .method = Method::chosen});
+  for (const std::size_t rows : o.rows)
+    all.push_back({.name = "at most " + std::to_string(rows) + " rows", .method = Method::fixed, .rows = rows});
+  for (const std::size_t rows : o.windows)
+    all.push_back({.name = "window (5, 3), " + std::to_string(rows),
+                   .method = Method::fixed,
+                   .shape = {.w = 5, .n = 3},
+                   .rows = rows});
+  if (o.temperature == 0)
+    for (const std::size_t draft : o.lookup)
+      all.push_back({.name = "look-up, draft " + std::to_string(draft), .method = Method::lookup, .rows = draft});
+  return all;
+}
+
+/// Decodes every prompt once a round with every setting, in turn. What steps cost is learnt once, as in a server.
+template <class D, class Policy>
 std::vector<Setting> measure(LlamaEngine& engine, const std::vector<Tokens>& prompts, const Tokens& end_tokens,
-                             const Options& o) {
-  std::vector<Setting> settings(1);
-  for (const std::size_t rows : o.rows) settings.emplace_back().rows = rows;
-  for (Setting& s : settings) s.times.assign(o.rounds, std::vector<double>(prompts.size()));
+                             const Policy& policy, const Options& o) {
+  std::vector<Setting> all = settings(o);
+  std::vector<D> decoders;
+  decoders.reserve(all.size());
+  for (Setting& s : all) {
+    s.times.assign(o.rounds, std::vector<double>(prompts.size()));
+    typename D::Options options{.shape = s.shape, .rows = s.rows, .end_tokens = end_tokens};
+    if (s.method == Method::plain) options.shape.g = 0;
+    if (s.method != Method::chosen) options.cost = StepCost::none();
+    decoders.emplace_back(engine, options, policy);
+  }
   for (std::size_t p = 0; p < prompts.size(); ++p) {
-    const Tokens expected = lookahead::testing::plain_decode<LlamaEngine>(engine, prompts[p], o.tokens, end_tokens);
+    Tokens expected;
     for (std::size_t round = 0; round < o.rounds; ++round)
-      for (std::size_t i = 0; i < settings.size(); ++i) {
-        Setting& s = settings[(i + round + p) % settings.size()];
-        Decoder::Options options{.rows = s.rows, .end_tokens = end_tokens};
-        if (s.rows == 1) options.shape.g = 0;
-        Decoder decoder(engine, options);
-        decoder.start(prompts[p]);
-        Tokens text;
+      for (std::size_t k = 0; k < all.size(); ++k) {
+        const std::size_t i = round == 0 ? k : (k + round + p) % all.size();  // plain is the first of all
+        Setting& s = all[i];
+        decoders[i].start(prompts[p]);
+        Tokens text = prompts[p];
         const auto start = std::chrono::steady_clock::now();
-        const lookahead::Generation run = decoder.run(
-            o.tokens, [&](std::span<const Token> block) { text.insert(text.end(), block.begin(), block.end()); });
+        const lookahead::Generation run =
+            s.method == Method::lookup ? lookahead::bench::lookup_decode(engine, text, o.tokens, s.rows, end_tokens)
+                                       : decoders[i].run(o.tokens, [&](std::span<const Token> block) {
+                                           text.insert(text.end(), block.begin(), block.end());
+                                         });
         s.times[round][p] = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+        if (round == 0 && i == 0) expected = text;
         s.identical += text == expected;
         if (round > 0) continue;
         s.sum.tokens += run.tokens;
         s.sum.steps += run.steps;
         s.sum.rows += run.rows;
       }
+    if (o.temperature == 0) {
+      const Tokens greedy = lookahead::testing::plain_decode<LlamaEngine>(engine, prompts[p], o.tokens, end_tokens);
+      if (!std::ranges::equal(greedy, std::span(expected).subspan(prompts[p].size()))) all[0].identical = 0;
+    }
   }
-  return settings;
+  return all;
+}
+
+/// The middle 95% of the speed-up over choices of prompts, with repetition.
+std::pair<double, double> interval(const Setting& plain, const Setting& s) {
+  const std::vector<double> a = plain.medians(), b = s.medians();
+  std::mt19937 random(1);
+  std::vector<double> gains(2000);
+  for (double& gain : gains) {
+    double sum_a = 0, sum_b = 0;
+    for (std::size_t i = 0; i < a.size(); ++i) {
+      const std::size_t p = random() % a.size();
+      sum_a += a[p];
+      sum_b += b[p];
+    }
+    gain = sum_a / sum_b;
+  }
+  std::ranges::sort(gains);
+  return {gains[gains.size() / 40], gains[gains.size() - 1 - gains.size() / 40]};
 }
 
 /// Returns whether all texts were identical.
-bool print(const std::string& set, std::size_t prompts, const std::vector<Setting>& settings, std::size_t rounds) {
-  const Setting& plain = settings.front();
-  const Setting* best = &plain;
+bool print(const std::string& set, std::size_t prompts, const std::vector<Setting>& all, std::size_t rounds) {
+  const Setting& plain = all.front();
+  const Setting* best = nullptr;
   bool all_identical = true;
-  std::printf("\n%s: %zu prompts, %zu tokens\n%-16s %11s %10s %9s %9s %15s %10s\n", set.c_str(), prompts,
-              plain.sum.tokens, "", "tokens/step", "rows/step", "tokens/s", "speed-up", "of the rounds", "identical");
-  for (const Setting& s : settings) {
+  std::printf("\n%s: %zu prompts, %zu tokens\n%-20s %11s %10s %9s %9s %13s %10s\n", set.c_str(), prompts,
+              plain.sum.tokens, "", "tokens/step", "rows/step", "tokens/s", "speed-up", "95%", "identical");
+  for (const Setting& s : all) {
     const auto per_step = [&](std::size_t n) { return static_cast<double>(n) / static_cast<double>(s.sum.steps); };
-    double least = 1e9, most = 0;
-    for (std::size_t r = 0; r < rounds; ++r) {
-      const double gain = plain.seconds(r) / s.seconds(r);
-      least = std::min(least, gain);
-      most = std::max(most, gain);
-    }
-    char name[32], range[32];
-    std::snprintf(name, sizeof name, s.rows == 1 ? "plain" : "at most %zu rows", s.rows);
-    std::snprintf(range, sizeof range, "%.2f to %.2f", least, most);
-    std::printf("%-16s %11.2f %10.2f %9.1f %9.2f %15s %6zu/%zu\n", name, per_step(s.sum.tokens), per_step(s.sum.rows),
-                static_cast<double>(s.sum.tokens) / s.seconds(), plain.seconds() / s.seconds(), range, s.identical,
-                prompts * rounds);
-    if (s.seconds() < best->seconds()) best = &s;
+    const auto [low, high] = interval(plain, s);
+    char range[32];
+    std::snprintf(range, sizeof range, "%.2f to %.2f", low, high);
+    std::printf("%-20s %11.2f %10.2f %9.1f %9.2f %13s %6zu/%zu\n", s.name.c_str(), per_step(s.sum.tokens),
+                per_step(s.sum.rows), static_cast<double>(s.sum.tokens) / s.seconds(), plain.seconds() / s.seconds(),
+                range, s.identical, prompts * rounds);
+    if (s.method == Method::fixed && (best == nullptr || s.seconds() < best->seconds())) best = &s;
     all_identical = all_identical && s.identical == prompts * rounds;
   }
-  std::printf("best: at most %zu rows, %.2f times plain decoding\n", best->rows, plain.seconds() / best->seconds());
+  if (best != nullptr)
+    std::printf("best fixed setting: %s; as many rows as pay: %.2f of its speed\n", best->name.c_str(),
+                best->seconds() / all[1].seconds());
   std::fflush(stdout);
   return all_identical;
 }
@@ -185,18 +203,21 @@ int run(const Options& o) {
 
   std::printf(
       "%s\n%s, %d threads, %s kernels, load average %.1f\n"
-      "at most %zu tokens a prompt, greedy, growth without a window; rounds: %zu, interleaved, the median counts for "
-      "each "
-      "prompt; decoding alone is timed\n",
+      "at most %zu tokens a prompt, temperature %.1f; rounds: %zu, interleaved, the median counts for each prompt; "
+      "decoding alone is timed\n",
       o.model.describe(file).c_str(), processor().c_str(), o.threads,
-      lookahead::engines::available_kernels().front()->name, load(), o.tokens, o.rounds);
+      lookahead::engines::available_kernels().front()->name, load(), o.tokens, static_cast<double>(o.temperature),
+      o.rounds);
   bool all_identical = true;
   for (const std::string& set : o.sets) {
-    std::vector<Tokens> prompts = load(set, file, tokenizer);
+    std::vector<Tokens> prompts = lookahead::bench::load_prompts(set, file, tokenizer);
     std::size_t kept = 0;
     for (std::size_t p = 0; p < prompts.size(); p += o.every) std::swap(prompts[kept++], prompts[p]);
     prompts.resize(kept);
-    all_identical = print(set, prompts.size(), measure(engine, prompts, end_tokens, o), o.rounds) && all_identical;
+    const auto all = o.temperature == 0 ? measure<Decoder>(engine, prompts, end_tokens, lookahead::GreedyVerify{}, o)
+                                        : measure<Sampler>(engine, prompts, end_tokens,
+                                                           SampleVerify({.temperature = o.temperature}), o);
+    all_identical = print(set, prompts.size(), all, o.rounds) && all_identical;
   }
   std::printf("\nload average %.1f at the end\n", load());
   return all_identical ? 0 : 2;
@@ -208,14 +229,21 @@ int main(int argc, char** argv) {
   Options o;
   o.model.path = "examples/models/cpython-6m-q8_0.gguf";
   CLI::App app(
-      "Tokens per second at fixed row limits beside plain decoding, each text compared with plain decoding's; run it "
-      "in the root of the repository. Exit status: 0 where all texts are identical, 2 where one is not, 1 on errors.");
+      "Tokens per second with as many rows as pay, at fixed row limits and by prompt look-up, beside plain decoding; "
+      "each text is compared with plain decoding's. Run it in the root of the repository. Exit status: 0 where all "
+      "texts are identical, 2 where one is not, 1 on errors.");
   app.option_defaults()->always_capture_default();
   o.model.declare(app);
-  app.add_option("--sets", o.sets, "code, docs, humaneval (raw), chat (Spec-Bench in the model's chat template)")
+  app.add_option("--sets", o.sets,
+                 "code, docs, humaneval (raw), chat (Spec-Bench in the model's chat template), random")
       ->delimiter(',')
-      ->check(CLI::IsMember({"code", "docs", "humaneval", "chat"}));
+      ->check(CLI::IsMember(lookahead::bench::prompt_sets));
   app.add_option("--rows", o.rows, "Row limits")->delimiter(',')->check(CLI::Range(2, Decoder::Step::max_rows));
+  app.add_option("--windows", o.windows, "Row limits with a window of 5 columns and n-grams of 3 tokens")
+      ->delimiter(',')
+      ->check(CLI::Range(2, Decoder::Step::max_rows));
+  app.add_option("--lookup", o.lookup, "Draft lengths of prompt look-up")->delimiter(',')->check(CLI::Range(1, 100));
+  app.add_option("--temperature", o.temperature, "0 is greedy")->check(CLI::Range(0.0F, 100.0F));
   app.add_option("--tokens", o.tokens, "Most tokens for each prompt")->check(CLI::PositiveNumber);
   app.add_option("--rounds", o.rounds, "Interleaved rounds")->check(CLI::PositiveNumber);
   app.add_option("--every", o.every, "Take every so many-th prompt of a set")->check(CLI::PositiveNumber);

@@ -97,8 +97,8 @@ int main(int argc, char** argv) {
       lookahead::Generation sum;
       identical = true;
       set.for_each([&](LlamaEngine& engine, const Tokens& prompt, std::size_t i) {
-        lookahead::Decoder<LlamaEngine, window, ngram, guesses> decoder(engine,
-                                                                        {.shape = setting.shape, .rows = setting.rows});
+        lookahead::Decoder<LlamaEngine, window, ngram, guesses> decoder(
+            engine, {.shape = setting.shape, .rows = setting.rows, .cost = lookahead::StepCost::none()});
         Tokens text;
         const auto run = decoder.generate(std::span(prompt), tokens, [&](std::span<const std::int32_t> block) {
           text.insert(text.end(), block.begin(), block.end());

@@ -81,7 +81,7 @@ TEST_CASE("a row's reach is shared out among its children, and the sum is what t
     }
     for (int r = tree->root; r < tree->rows; ++r)
       CHECK(children[at(r)] <= (r == tree->root ? 0xFFFFFFFFU : state->notes.reach[r]));
-    CHECK(state->report.expected == 1 + static_cast<double>(sum) / 0x1p32);
+    CHECK(state->report.expected == 1 + static_cast<double>(sum * state->calibration.factor()) / 0x1p48);
 
     model.forward(tree->view());
     lookahead::detail::resolve(
