@@ -65,7 +65,8 @@ std::size_t naive_choice(const std::vector<Sequence>& batch, const StepCost& cos
     rows += static_cast<std::size_t>(s.fixed);
     logits += static_cast<std::size_t>(s.fixed_logits);
     value += s.expected;
-    for (const std::uint32_t r : s.reach) gain.push_back(std::uint64_t{r} * s.factor >> 16);
+    for (const std::uint32_t r : s.reach)
+      gain.push_back(std::min<std::uint64_t>(std::uint64_t{r} * s.factor >> 16, ~0U));
   }
   std::ranges::sort(gain, std::greater<>{});
   std::size_t best = rows;
@@ -107,7 +108,7 @@ TEST_CASE("the number of rows is the best one, and the rows are those that yield
     REQUIRE(sum == naive_choice(batch, controller.cost(), limits));
     REQUIRE(sum == static_cast<std::size_t>(std::accumulate(rows.begin(), rows.end(), 0)));
     // No row that was left out is worth more than one that was taken.
-    std::uint64_t least = ~std::uint64_t{0}, most = 0;
+    std::uint32_t least = ~0U, most = 0;
     bool everything = true, nothing = true;
     for (std::size_t s = 0; s < batch.size(); ++s) {
       const auto taken = static_cast<std::size_t>(rows[s] - batch[s].fixed);

@@ -76,12 +76,12 @@ TEST_CASE("a row's reach is shared out among its children, and the sum is what t
       CHECK((reach > 0) == (state->notes.candidate[r] != state->notes.no_class));
       CHECK((reach == 0 || tree->view().is_wanted(r)));
       children[at(tree->parent[r])] += reach;
-      sum += reach;
+      sum += std::min<std::uint64_t>(reach * state->calibration.factor() >> 16, ~0U);
       shared += static_cast<int>(reach > 0 && r < tree->root + shape.w);
     }
     for (int r = tree->root; r < tree->rows; ++r)
       CHECK(children[at(r)] <= (r == tree->root ? 0xFFFFFFFFU : state->notes.reach[r]));
-    CHECK(state->report.expected == 1 + static_cast<double>(sum * state->calibration.factor()) / 0x1p48);
+    CHECK(state->report.expected == 1 + static_cast<double>(sum) / 0x1p32);
 
     model.forward(tree->view());
     lookahead::detail::resolve(

@@ -68,7 +68,8 @@ class BatchController {
     seen_.fill({0, 0});
     // Sums must leave room for a time when they are compared crosswise.
     std::uint64_t all = now.value;
-    for (const RowOffer& offer : offers) all += offer.reach.empty() ? 0 : offer.reach.size() * offer.gain(0);
+    for (const RowOffer& offer : offers)
+      all += offer.reach.empty() ? 0 : offer.reach.size() * std::uint64_t{offer.gain(0)};
     shift_ = std::max(0, static_cast<int>(std::bit_width(all)) - 40);
 
     Point best = now;
@@ -157,8 +158,7 @@ class BatchController {
 
   // The sequence with the largest next gain, the first one on ties: a heap.
   struct Head {
-    std::uint64_t gain;
-    std::uint32_t sequence, taken;
+    std::uint32_t gain, sequence, taken;
     bool operator<(const Head& other) const noexcept {
       return gain != other.gain ? gain < other.gain : sequence > other.sequence;
     }

@@ -124,7 +124,7 @@ class Lookahead {
     RowOffer offer{.fixed = state_.planted, .expected = std::uint64_t{tree_->wanted_count > 0} << 32};
     for (int i = 0; i < tree_->wanted_count && tree_->wanted[i] < state_.planted; ++i) ++offer.fixed_logits;
     offer.factor = state_.calibration.factor();
-    offer.expected += detail::sum_of_reaches(state_.notes, 0, state_.planted) * offer.factor >> 16;
+    offer.expected += detail::sum_of_gains(state_.notes, state_.planted, offer.factor);
     offer.reach =
         std::span(state_.notes.reach).subspan(std::size_t(state_.planted), std::size_t(tree_->rows - state_.planted));
     return offer;

@@ -12,6 +12,7 @@
 #include "lookahead/group.hpp"
 #include "lookahead/jacobi_window.hpp"
 #include "lookahead/ngram_pool.hpp"
+#include "lookahead/row_offer.hpp"
 #include "lookahead/shape.hpp"
 #include "lookahead/step_report.hpp"
 #include "lookahead/token_tree.hpp"
@@ -198,11 +199,11 @@ struct GuessChains {
   }
 };
 
-/// The sum of the reaches of `rows` rows from `first` on, Q32.32.
+/// What the first `rows` rows are expected to yield, Q32.32.
 template <int R>
-LOOKAHEAD_HD std::uint64_t sum_of_reaches(const RowNotes<R>& notes, int first, int rows) {
+LOOKAHEAD_HD std::uint64_t sum_of_gains(const RowNotes<R>& notes, int rows, std::uint32_t factor) {
   std::uint64_t sum = 0;
-  for (int r = first; r < rows; ++r) sum += notes.reach[r];
+  for (int r = 0; r < rows; ++r) sum += RowOffer::gain_of(notes.reach[r], factor);
   return sum;
 }
 
@@ -220,8 +221,8 @@ LOOKAHEAD_HD void account(StepState<W, N, G, Token>& s, const TokenTreeStorage<T
     const int origin = c == RowNotes<R>::no_class ? 0 : 1 + static_cast<int>(CandidateClass{c}.source());
     ++report.drafted[origin][tree.depth[r] - 1];
   }
-  const std::uint64_t sum = sum_of_reaches(s.notes, 0, tree.rows) * s.calibration.factor();
-  report.expected = tree.wanted_count > 0 ? 1.0 + static_cast<double>(sum) / 281474976710656.0 : 0.0;
+  const std::uint64_t sum = sum_of_gains(s.notes, tree.rows, s.calibration.factor());
+  report.expected = tree.wanted_count > 0 ? 1.0 + static_cast<double>(sum) / 4294967296.0 : 0.0;
 }
 
 /// Writes the tree of the next step.
@@ -413,7 +414,7 @@ LOOKAHEAD_HD void apply(const Gr& g, StepState<W, N, G, Token>& s, const Pool& p
       int backed = 0;
       for (int i = root + 1; i < s.path_count; ++i)
         backed += s.notes.candidate[s.path[i]] != RowNotes<R>::no_class ? 1 : 0;
-      s.calibration.score(sum_of_reaches(s.notes, 0, tree.rows), backed);
+      s.calibration.score(sum_of_gains(s.notes, tree.rows, RowOffer::unscaled), backed);
     }
     s.run = Estimates::run_after(s.notes.run[s.path[root + count - 1]], best);
   }
