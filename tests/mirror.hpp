@@ -266,9 +266,9 @@ class Mirror {
     } else {
       std::uint64_t reaches = 0;
       for (const Row& row : rows()) reaches += row.reach;
-      // The last steps count: every step takes 1/128 of what was before it.
-      expected_ = expected_ - expected_ / 128 + static_cast<std::uint32_t>(reaches >> 16);
-      accepted_ -= accepted_ / 128;
+      // The last steps count: every step takes 1/32 of what was before it.
+      expected_ = expected_ - expected_ / 32 + static_cast<std::uint32_t>(reaches >> 16);
+      accepted_ -= accepted_ / 32;
       for (const int row : path)
         if (row > tree.root && backed[at(row - tree.root - 1)]) accepted_ += 1 << 16;
       score(before, accepted, path, backed);
@@ -448,7 +448,7 @@ class Mirror {
   naive::Window window_, planned_;  // between steps, and with what the planned step filled in
   std::map<Tokens, bool> wanted_;   // the planned window's rows
   std::size_t top_count_;
-  std::uint32_t expected_ = 40 << 16, accepted_ = 40 << 16;  // in 1/65536 of a token
+  std::uint32_t expected_ = 8 << 16, accepted_ = 8 << 16;  // in 1/65536 of a token
 };
 
 /// Decodes a random request in steps of random shapes up to `most` and random limits, and calls `check(mirror)` behind

@@ -41,8 +41,8 @@ struct CandidateClass {
 /// How far the sum of a tree's reaches is from the tokens that walks get: candidates of one place know nothing of each
 /// other, so their estimates are together a little too low, or too high. Numbers are Q16.16. Trivial, as Estimates.
 struct Calibration {
-  static constexpr std::uint32_t start_tokens = 40;  ///< tokens, got as expected, to start with
-  static constexpr int fading = 7;                   ///< a step takes 1/2^fading of what was before
+  static constexpr std::uint32_t start_tokens = 8;  ///< tokens, got as expected, to start with
+  static constexpr int fading = 5;                  ///< a step takes 1/2^fading of what was before
 
   std::uint32_t expected, accepted;
 
