@@ -253,7 +253,7 @@ void measure(const std::string& set, const ModelFile& file, const Options& o) {
     if (o.peers.empty()) continue;
     run_peer("llama-lookahead", "", prompt, o, rows[3]);
     for (std::size_t d = 0; d < o.drafts.size(); ++d)
-      run_peer("llama-lookup", "--draft-max " + std::to_string(o.drafts[d]), prompt, o, rows[4 + d]);
+      run_peer("llama-lookup", "--spec-draft-n-max " + std::to_string(o.drafts[d]), prompt, o, rows[4 + d]);
   }
   std::printf("\n%s: %zu prompts, at most %zu tokens each\n%-24s %11s %10s %9s %9s  %s\n", set.c_str(), prompts.size(),
               o.tokens, "", "tokens/step", "rows/step", "tokens/s", "of plain", "forks");

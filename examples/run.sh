@@ -6,6 +6,9 @@
 #   examples/run.sh --smollm2 "question"         SmolLM2-135M-Instruct, a small chat model; the first time it downloads
 #   examples/run.sh --smollm2 --raw "prompt"     93 MB; --raw completes the prompt as it is
 #   examples/run.sh --model MODEL.gguf "prompt"  your own
+#   examples/run.sh --llama-cpp "question"       the demo on llama.cpp, with SmolLM2 or the --model that is given: any
+#                                                GGUF file; the first time it downloads and builds llama.cpp, 77 MB
+#                                                and many minutes
 #
 # On Debian 12 it installs what is missing to build. Whatever is not the demo's own goes to standard error.
 set -euo pipefail
@@ -26,28 +29,36 @@ install_missing() {
       apt-get install -y -qq --no-install-recommends "${missing[@]}"
 }
 
-build() {
+prepare() {
   if command -v apt-get >/dev/null; then
     install_missing g++ cmake ninja-build libcli11-dev nlohmann-json3-dev libpcre2-dev ||
       echo "not everything could be installed; trying to build all the same"
   fi
-  if [ -x "$build/examples/generate" ] &&
+}
+
+# build TARGET CMAKE_ARGUMENT...
+build() {
+  local target=$1
+  shift
+  if [ -x "$build/examples/$target" ] &&
     grep -qsxF "CMAKE_HOME_DIRECTORY:INTERNAL=$root" "$build/CMakeCache.txt"; then
-    cmake --build "$build" --target generate -- --quiet | sed '/no work to do/d'
+    cmake --build "$build" --target "$target" -- --quiet | sed '/no work to do/d'
   else
     echo "building the demo in $build"
     cmake --fresh -S "$root" -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release \
-      -DLOOKAHEAD_BUILD_TESTS=OFF -DLOOKAHEAD_BUILD_BENCH=OFF
-    cmake --build "$build" --target generate
+      -DLOOKAHEAD_BUILD_TESTS=OFF -DLOOKAHEAD_BUILD_BENCH=OFF "$@"
+    cmake --build "$build" --target "$target"
   fi
 }
 
-build </dev/null >&2
+prepare </dev/null >&2
 # Options that come first are defaults: of those that are given twice the last one counts.
+target=generate
 options=(--inflate "1024,22,4096" --weights f16 --rows 12)
 arguments=()
 for argument in "$@"; do
   case $argument in
+    --llama-cpp) target=llama_cpp_generate ;;
     --smollm2)
       model=$(bash "$root/examples/models/fetch.sh")
       options=(--model "$model" --weights f16 --rows 4)
@@ -56,4 +67,14 @@ for argument in "$@"; do
     *) arguments+=("$argument") ;;
   esac
 done
-exec "$build/examples/generate" "${options[@]}" "${arguments[@]}"
+if [ "$target" = llama_cpp_generate ]; then
+  if [ ${#options[@]} -gt 0 ]; then
+    model=$(bash "$root/examples/models/fetch.sh")
+    options=(--model "$model")
+  fi
+  folder=$(bash "$root/examples/fetch_llama_cpp.sh")
+  build "$target" "-DCMAKE_PREFIX_PATH=$folder" </dev/null >&2
+else
+  build "$target" </dev/null >&2
+fi
+exec "$build/examples/$target" "${options[@]}" "${arguments[@]}"
