@@ -54,14 +54,14 @@ build() {
 prepare </dev/null >&2
 # Options that come first are defaults: of those that are given twice the last one counts.
 target=generate
-options=(--inflate "1024,22,4096" --weights f16 --rows 12)
+options=(--inflate "1024,22,4096" --weights f16)
 arguments=()
 for argument in "$@"; do
   case $argument in
     --llama-cpp) target=llama_cpp_generate ;;
     --smollm2)
       model=$(bash "$root/examples/models/fetch.sh")
-      options=(--model "$model" --weights f16 --rows 4)
+      options=(--model "$model" --weights f16)
       ;;
     --model | --model=* | --help | -h) options=() ;;&
     *) arguments+=("$argument") ;;
