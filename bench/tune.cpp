@@ -200,6 +200,10 @@ struct Result {
     if (published()) return "published";
     return setting.shape.w == 0 ? "none" : "(" + std::to_string(W) + ", " + std::to_string(N) + ")";
   }
+  [[nodiscard]] std::string rows_allowed() const {
+    if (setting.limit != 0) return "at most " + std::to_string(setting.limit) + " rows";
+    return published() ? "all rows" : "rows as they pay";
+  }
   [[nodiscard]] std::string shape() const {
     return "(" + std::to_string(W) + ", " + std::to_string(N) + ", " + std::to_string(G) + ")";
   }
@@ -221,9 +225,7 @@ Result decode(const Work& work, const Setting& setting) {
   Result result{.setting = setting, .W = W, .N = N, .G = G};
   result.steps_by_rows.resize(work.table.size());
   for (std::size_t p = 0; p < work.prompts.size(); ++p) {
-    progress("window " + result.window() + (setting.limit == 0 ? "" : ", " + std::to_string(setting.limit) + " rows") +
-                 ", prompts",
-             p + 1, work.prompts.size());
+    progress("window " + result.window() + ", " + result.rows_allowed() + ", prompts", p + 1, work.prompts.size());
     Decoder decoder(work.engine, {.shape = setting.shape,
                                   .rows = setting.limit == 0 ? work.table.size() : setting.limit,
                                   .cost = setting.limit == 0 ? StepCost::given(work.table) : StepCost::none(),
@@ -294,10 +296,7 @@ Json to_json(const Result& r) {
 }
 
 void print(const Result& r, std::size_t prompts) {
-  std::printf("%-10s %12s %12.2f %10.2f %13zu %9.2f %7zu/%zu\n", r.window().c_str(),
-              r.setting.limit != 0 ? std::to_string(r.setting.limit).c_str()
-              : r.published()      ? "all"
-                                   : "as they pay",
+  std::printf("%-10s %16s %12.2f %10.2f %13zu %9.2f %7zu/%zu\n", r.window().c_str(), r.rows_allowed().c_str(),
               per_step(r.tokens, r), per_step(r.rows, r), r.largest, r.gain, r.identical, prompts);
 }
 
@@ -338,18 +337,20 @@ int run(const Options& o) {
   std::vector<Result> results = decode_all({engine, prompts, plain, end_tokens, table, o.tokens}, o.limits);
 
   bool identical = true;
-  std::vector<const Result*> order;  // growth with as many rows as pay, the best first
-  const Result *none = nullptr, *window = nullptr;
+  std::vector<const Result*> order;  // the best of each window with growth, the best one first
   for (const Result& r : results) {
     identical = identical && r.identical == prompts.size();
-    if (r.setting.limit != 0 || r.published()) continue;
-    order.push_back(&r);
-    if (r.setting.shape.w == 0)
-      none = &r;
-    else if (window == nullptr || r.gain > window->gain)
-      window = &r;
+    if (r.published()) continue;
+    const auto same =
+        std::ranges::find(order, r.setting.shape.w, [](const Result* other) { return other->setting.shape.w; });
+    if (same == order.end())
+      order.push_back(&r);
+    else if (r.gain > (*same)->gain)
+      *same = &r;
   }
   std::ranges::stable_sort(order, {}, [](const Result* r) { return -r->gain; });
+  const Result* const none = *std::ranges::find(order, 0, [](const Result* r) { return r->setting.shape.w; });
+  const Result* const window = order[0] == none ? order[1] : order[0];
   std::size_t better = 0;
   for (std::size_t p = 0; p < prompts.size(); ++p) better += window->times[p] < none->times[p];
   const Result &best = *order[0], &second = *order[1];
@@ -383,15 +384,15 @@ int run(const Options& o) {
     std::printf("Time of a pass, as given:\n");
   std::printf("%6s %12s %10s\n", "rows", "T", "T / T(1)");
   for (const auto& [rows, time] : curve) std::printf("%6zu %12.0f %10.2f\n", rows, time, time / curve.at(1));
-  std::printf("\n%-10s %12s %12s %10s %13s %9s %9s\n", "window", "rows", "tokens/step", "rows/step", "largest step",
+  std::printf("\n%-10s %16s %12s %10s %13s %9s %9s\n", "window", "rows", "tokens/step", "rows/step", "largest step",
               "gain", "identical");
   for (const Result& r : results) print(r, prompts.size());
   std::printf(
       "\nThe gain is modelled: tokens by the time of the steps as this curve has it, over the same for plain decoding. "
       "The library's own time is not in it.\n\n");
   const auto tell = [&](const char* place, const Result& r) {
-    std::printf("%-10s (W, N, G) = %s%s: gain %.2f", place, r.shape().c_str(),
-                r.setting.shape.w == 0 ? ", no window" : "", r.gain);
+    std::printf("%-10s (W, N, G) = %s%s, %s: gain %.2f", place, r.shape().c_str(),
+                r.setting.shape.w == 0 ? ", no window" : "", r.rows_allowed().c_str(), r.gain);
     if (measured) std::printf(", %.1f tokens/s", static_cast<double>(r.tokens) / r.time() * 1e6);
     std::printf("\n");
   };
