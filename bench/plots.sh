@@ -68,6 +68,6 @@ plot [1.8:140] [0:] "$data/gain-flat-0" t "flat" lw 2 lc 3 pt 9 ps .6, "$data/ga
 END
 
 for run in flat bent cpu; do
-  jq -r '"'$run':", (.settings[] | [.W, .N, .w, .published, .rows_limit // "as they pay", .tokens_per_step, .rows_per_step, .largest_step,
+  jq -r '"'$run':", (.settings[] | [.W, .N, .w, .published, .rows_limit // (if .published then "all" else "as they pay" end), .tokens_per_step, .rows_per_step, .largest_step,
     .gain] | @tsv), "best \(.best.W) \(.best.N) \(.best.G), texts identical: \(.identical)"' "$data/$run.json"
 done

@@ -307,12 +307,7 @@ int run(const Options& o) {
   for (const std::string& text : load(o.prompts, o.count))
     prompts.push_back(o.chat ? lookahead::examples::chat_tokens(file, tokenizer, text)
                              : tokenizer.encode(text, tokenizer.add_bos()));
-  std::size_t longest = o.context;
-  for (const Tokens& prompt : prompts) longest = std::max(longest, prompt.size() + o.tokens);
-  LlamaEngine engine(file, {.context = static_cast<int>(longest + most_rows),
-                            .max_rows = most_rows,
-                            .threads = o.threads,
-                            .weights = o.model.weights});
+  LlamaEngine engine(file, {.max_rows = most_rows, .threads = o.threads, .weights = o.model.weights});
 
   const bool measured = o.curve.empty();
   const Curve curve = measured ? measure(engine, o) : parse(o.curve);
