@@ -71,3 +71,5 @@ for run in flat bent cpu; do
   jq -r '"'$run':", (.settings[] | [.W, .N, .w, .published, .rows_limit // (if .published then "all" else "as they pay" end), .tokens_per_step, .rows_per_step, .largest_step,
     .gain] | @tsv), "best \(.best.W) \(.best.N) \(.best.G), texts identical: \(.identical)"' "$data/$run.json"
 done
+echo "limits and their modelled gains, by curve and window:"
+(cd "$data" && tail -n +1 gain-*)
