@@ -98,6 +98,8 @@ TEST_CASE("fewer calls, the same text") {
 TEST_CASE("wrong sizes are refused") {
   const auto none = [](auto, auto, auto) { return std::vector<float>(3); };
   CHECK_THROWS_AS(CallableModel(none, 0, 10), InvalidArgument);
+  CHECK_THROWS_AS((CallableModel<decltype(none), std::int8_t>(none, 129, 10)), InvalidArgument);
+  CHECK_NOTHROW((CallableModel<decltype(none), std::int8_t>(none, 128, 10)));
   CHECK_THROWS_AS(CallableModel(none, 5, 0), InvalidArgument);
   CHECK_THROWS_AS(CallableModel(none, 5, 32'769), InvalidArgument);
   CallableModel model(none, 5, 10);

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <doctest/doctest.h>
 #include <functional>
+#include <limits>
 #include <numeric>
 #include <random>
 #include <span>
@@ -325,6 +326,45 @@ TEST_CASE("a first step that is slow is forgotten") {
   controller.observe(1, 50 * bent(1));
   const Account a = run(controller, machine, 3000, sequence);
   CHECK(a.time < 1.05 * a.best_time);
+}
+
+TEST_CASE("times that no step can take are ignored") {
+  constexpr double infinity = std::numeric_limits<double>::infinity();
+  const auto run_beside = [](double strange) {
+    BatchController good, other;
+    const Sequence sequence = decaying(0.8, 0.9, 63);
+    const RowOffer offer = sequence.offer();
+    for (int i = 0; i < 1000; ++i) {
+      std::int32_t a = 0, b = 0;
+      good.choose({&offer, 1}, {&a, 1});
+      other.choose({&offer, 1}, {&b, 1});
+      REQUIRE(a == b);
+      good.observe(static_cast<std::size_t>(a), bent(a));
+      other.observe(static_cast<std::size_t>(a), strange);
+      other.observe(static_cast<std::size_t>(a), bent(a));
+    }
+  };
+  for (const double strange : {std::nan(""), infinity, -infinity, -1e6, 0.0, 1e300}) run_beside(strange);
+}
+
+TEST_CASE("offers of nothing leave the controller as it was") {
+  BatchController good, other;
+  const Sequence sequence = decaying(0.8, 0.9, 63);
+  Sequence none = sequence;
+  none.expected = 0;
+  std::ranges::fill(none.reach, 0U);
+  const RowOffer offer = sequence.offer(), nothing = none.offer();
+  for (int i = 0; i < 2000; ++i) {
+    std::int32_t a = 0, b = 0;
+    good.choose({&offer, 1}, {&a, 1});
+    other.choose({&offer, 1}, {&b, 1});
+    REQUIRE(a == b);
+    good.observe(static_cast<std::size_t>(a), bent(a));
+    other.observe(static_cast<std::size_t>(a), bent(a));
+    good.choose({&offer, 1}, {&a, 1}, 0, {.rows = 1});
+    other.choose({&nothing, 1}, {&b, 1});
+    REQUIRE(b == 1);
+  }
 }
 
 TEST_CASE("learnt times never fall with the rows, whatever was measured") {

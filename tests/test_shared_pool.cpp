@@ -355,6 +355,25 @@ TEST_CASE("threads that share a pool decode what plain decoding does") {
   }
 }
 
+TEST_CASE("the clock of a pool in use is one that a file may have") {
+  Shared pool(32);
+  std::atomic<bool> done{false};
+  int ahead = 0;
+  in_parallel(2, [&](int t) {
+    if (t == 0) {
+      const auto view = pool.in(0, 64);
+      for (; !done; pool.reset()) view.add_text(Tokens{1, 2});
+    } else {
+      for (int i = 0; i < 200'000; ++i) {
+        const PoolClock clock = pool.clock();
+        ahead += static_cast<int>(clock.floor > clock.now);
+      }
+      done = true;
+    }
+  });
+  CHECK(ahead == 0);
+}
+
 TEST_CASE("forks go on with the same shared pool") {
   Oracle model(language(4));
   Shared pool;

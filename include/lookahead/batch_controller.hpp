@@ -95,9 +95,10 @@ class BatchController {
     return cost_.free() ? StepCost::row_limit : std::min(cost_.max_rows(), 1 + std::max<std::size_t>(8, 2 * paid_));
   }
 
-  /// Takes the time of a step that had `rows` rows in all; nothing where the cost is not learnt.
+  /// Takes the time of a step that had `rows` rows in all; nothing where the cost is not learnt, or the time is not
+  /// `StepCost::usable`.
   void observe(std::size_t rows, double nanoseconds) noexcept {
-    if (!cost_.learns() || rows == 0) return;
+    if (!cost_.learns() || rows == 0 || !StepCost::usable(nanoseconds)) return;
     cost_.observe(rows, nanoseconds);
     last_[StepCost::class_of(rows)] = step_;
     allowance_ = std::min(allowance_ + probe_share * nanoseconds, most_saved * nanoseconds);
@@ -147,7 +148,7 @@ class BatchController {
       const Point& p = seen_[near];
       if (near == c || p.rows == 0 || last_[near] > oldest) continue;
       const double lost = (cost_.time(p.rows) - static_cast<double>(p.value) / rate) * cost_.unit();
-      if (lost > allowance_) continue;
+      if (!(lost <= allowance_)) continue;  // not a number where nothing is expected of any row
       chosen = p;
       oldest = last_[near];
       loss = lost;

@@ -82,7 +82,7 @@ struct SharedAccess {
       for (std::uint32_t& stamp : sets[s].stamp) RelaxedWords::store(&stamp, 0);
       leave(s);
     }
-    RelaxedWords::store(&clock.floor, 0);
+    std::atomic_ref(clock.floor).store(0);  // in one order with what `reset` does
   }
 
  private:
@@ -159,7 +159,13 @@ class SharedNGramPool {
   [[nodiscard]] std::size_t slots() const noexcept { return memory_.sets.size() * PoolSet::slots; }
 
   /// Forgets everything, in all namespaces; what other threads file at the same moment may stay. O(1).
-  void reset() noexcept { RelaxedWords::store(&memory_.clock.floor, RelaxedWords::load(&memory_.clock.now)); }
+  void reset() noexcept {
+    // Stamps may begin anew between the load and the store: a floor ahead of them would hide all that is filed.
+    const std::atomic_ref now(memory_.clock.now), floor(memory_.clock.floor);
+    do {
+      floor = now.load();
+    } while (floor > now);
+  }
 
   /// A copy of set i, and the clock, to save them. Precondition: i < slots() / 32.
   [[nodiscard]] PoolSet set(std::size_t i) const noexcept {
@@ -173,7 +179,9 @@ class SharedNGramPool {
     return copy;
   }
   [[nodiscard]] PoolClock clock() const noexcept {
-    return {RelaxedWords::load(&memory_.clock.now), RelaxedWords::load(&memory_.clock.floor)};
+    // A reset between the two loads may leave a floor that is ahead of `now`: then everything is forgotten.
+    const std::uint32_t now = RelaxedWords::load(&memory_.clock.now), floor = RelaxedWords::load(&memory_.clock.floor);
+    return {now < floor ? floor : now, floor};
   }
 
  private:

@@ -85,9 +85,15 @@ class StepCost {
   /// Whether a step of the class of `rows` was ever measured, in this range or the one it started from.
   [[nodiscard]] bool known(std::size_t rows) const noexcept { return here()[class_of(rows)].count > 0; }
 
-  /// Takes a measured step of `rows` rows. Precondition: it learns, and `use` was called.
+  /// Whether a step can have taken so long: more than nothing, at most a day.
+  [[nodiscard]] static constexpr bool usable(double nanoseconds) noexcept {
+    return nanoseconds > 0 && nanoseconds <= 86400e9;
+  }
+
+  /// Takes a measured step of `rows` rows; nothing where the time is not `usable`.
+  /// Preconditions: rows >= 1; it learns, and `use` was called.
   void observe(std::size_t rows, double nanoseconds) noexcept {
-    if (!(nanoseconds > 0)) return;
+    if (!usable(nanoseconds)) return;
     Curve& curve = ranges_[range_];
     Measured& own = curve[class_of(rows)];
     if (own.count < 2) {  // the first ones are slow, if anything

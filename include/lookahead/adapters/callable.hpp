@@ -38,10 +38,13 @@ class CallableModel {
   using token_type = Token;
 
   /// `longest` is the most tokens of a text, drafts included: memory grows with its square. Throws `InvalidArgument`
-  /// for a vocabulary or a length of 0, and for a length beyond 32,768.
+  /// for a vocabulary or a length of 0, a vocabulary that `Token` cannot number, and a length beyond 32,768.
   CallableModel(F function, std::size_t vocabulary, std::size_t longest)
       : function_(std::move(function)), vocabulary_(vocabulary), longest_(longest) {
     if (vocabulary == 0) throw InvalidArgument("the vocabulary is empty: pass the number of logits of a row");
+    if (constexpr auto last = static_cast<std::uint64_t>(std::numeric_limits<Token>::max()); vocabulary - 1 > last)
+      throw InvalidArgument("a vocabulary of " + std::to_string(vocabulary) +
+                            " tokens: its numbers must fit the token type, which ends at " + std::to_string(last));
     if (longest == 0 || longest > most)
       throw InvalidArgument("a text of at most " + std::to_string(longest) + " tokens: choose 1 to " +
                             std::to_string(most));
