@@ -244,11 +244,11 @@ TEST_CASE("a decoder may be given a filled pool") {
   Oracle model(language(1));
   const Tokens prompt{1, 2, 3};
   const auto steps = [&](auto& decoder) { return decoder.generate(prompt, 200, [](Token) {}).steps; };
-  Decoder cold(model);
+  Decoder cold(model, {.cost = lookahead::StepCost::none()});
   const std::size_t alone = steps(cold);
   Private pool;
   pool.add_text(cold.text());
-  Decoder warm(model, {.keep_pool = true}, GreedyVerify{}, std::move(pool));
+  Decoder warm(model, {.cost = lookahead::StepCost::none(), .keep_pool = true}, GreedyVerify{}, std::move(pool));
   CHECK(2 * steps(warm) < alone);
 }
 
