@@ -193,8 +193,8 @@ class BatchController {
   std::array<Point, StepCost::class_count> seen_{};          ///< of this step
   std::array<std::uint64_t, StepCost::class_count> last_{};  ///< step of the last measurement
   std::uint64_t step_ = 0;
-  std::size_t paid_ = 0;  ///< the most rows that lately paid
-  double allowance_ = 0;  ///< nanoseconds that probes may lose
+  std::size_t paid_ = 32;  ///< the most rows that lately paid; to start with, as if so many did
+  double allowance_ = 0;   ///< nanoseconds that probes may lose
   int shift_ = 0;
 };
 

@@ -91,7 +91,7 @@ struct PrivatePool<M> {
 /// thread.
 ///
 /// A sink is called with each block of accepted tokens, `sink(std::span<const token_type>)`, or, if it takes no blocks,
-/// with one token after the other, `sink(token_type)`.
+/// with one token after the other, `sink(token_type)`. It must not call the decoder.
 ///
 /// Errors: bad arguments throw InvalidArgument or OutOfRoom and change nothing. What the model, the policy or the
 /// sink's `admit` throws passes through; up to and including the commit it changes nothing, and the step may be tried
@@ -118,8 +118,8 @@ class Decoder {
   }
 
   /// The same with a pool that is there already: a loaded `NGramPool`, which needs `keep_pool`, or a view of a
-  /// `SharedNGramPool`, which is always kept. Throws InvalidArgument also where `keep_pool` is missing, or the view's
-  /// vocabulary is larger than the model's.
+  /// `SharedNGramPool`, which is always kept. Precondition: a private pool holds tokens of this model's vocabulary.
+  /// Throws InvalidArgument also where `keep_pool` is missing, or the view's vocabulary is larger than the model's.
   Decoder(M& model, Options options, V verify, P pool)
       : model_(model),
         options_(std::move(options)),

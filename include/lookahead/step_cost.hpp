@@ -33,8 +33,9 @@ class StepCost {
   /// Rows are free: a step takes all that it may.
   [[nodiscard]] static StepCost none() { return StepCost(Kind::none, {}); }
 
-  /// `time[r - 1]` is the time of a step of r rows. No step gets more rows than the table has.
-  /// Throws InvalidArgument for an empty table, a time of 0 or from `time_limit` on, or one that falls.
+  /// `time[r - 1]` is the time of a step of r rows. No step is given more rows than the table has, unless more are
+  /// fixed (see RowOffer), which then cost as its last entry. Throws InvalidArgument for an empty table, a time of 0 or
+  /// from `time_limit` on, or one that falls.
   [[nodiscard]] static StepCost given(std::vector<std::uint32_t> time) {
     if (time.empty()) throw InvalidArgument("the table of costs is empty: give the time of a step of one row at least");
     for (std::size_t i = 0; i < time.size(); ++i) {
@@ -65,7 +66,7 @@ class StepCost {
       case Kind::given:
         return table_[std::min(rows, table_.size()) - 1];
       default:
-        return fitted_[class_of(rows)];
+        return std::max(fitted_[class_of(rows)], 1U);
     }
   }
 
