@@ -288,7 +288,7 @@ TEST_CASE("SmolLM2 gives the text of llama.cpp's own greedy loop, or forks at a 
   if (cases(100'000) < 100'000) prompts.resize(2);  // the same code runs, only slower
   constexpr std::size_t tokens = 16;
   LlamaCpp engine(model.get(), params_of(512), 16);
-  Decoder decoder(engine);
+  Decoder decoder(engine, {.cost = StepCost::none()});
   std::size_t steps = 0;
   for (const char* text : prompts) {
     const Tokens prompt = encode(model.get(), text);

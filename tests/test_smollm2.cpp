@@ -71,7 +71,7 @@ TEST_CASE("lookahead decoding equals plain decoding, in the file's own types and
     std::size_t tokens = 0, steps = 0;
     for (const Tokens& prompt : prompts) {
       const Tokens expected = testing::plain_decode<LlamaEngine>(engine, prompt, most_tokens, end_tokens);
-      Decoder decoder(engine, {.rows = 12, .end_tokens = end_tokens});
+      Decoder decoder(engine, {.rows = 12, .cost = StepCost::none(), .end_tokens = end_tokens});
       Tokens text;
       const Generation run = decoder.generate(prompt, most_tokens, [&](std::span<const std::int32_t> block) {
         text.insert(text.end(), block.begin(), block.end());

@@ -140,10 +140,10 @@ class Decoder {
   /// Not copyable: two decoders would use one model. See `fork`.
   Decoder(Decoder&&) noexcept = default;
 
-  /// Begins a text: clears the model's context and appends all prompt tokens but the last. A decoder's second text
-  /// behaves as a new decoder's first, unless told to keep its pool. Throws InvalidArgument for an empty prompt or a
-  /// token outside the vocabulary, OutOfRoom for a prompt that does not fit; these change nothing. If the model or the
-  /// policy throws, there is no text, and the model's context is empty if it can be cleared.
+  /// Begins a text: clears the model's context and appends all prompt tokens but the last. Only learnt costs, and a
+  /// pool that is to be kept, outlive the text before. Throws InvalidArgument for an empty prompt or a token outside
+  /// the vocabulary, OutOfRoom for a prompt that does not fit; these change nothing. If the model or the policy throws,
+  /// there is no text, and the model's context is empty if it can be cleared.
   void start(std::span<const token_type> prompt) {
     if (prompt.empty())
       throw InvalidArgument("the prompt is empty: pass at least one token, a begin-of-text token for example");
