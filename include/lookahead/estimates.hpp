@@ -56,9 +56,9 @@ struct Calibration {
 
   /// What a reach is to be multiplied by: 1/4 to 4.
   [[nodiscard]] LOOKAHEAD_HD constexpr std::uint32_t factor() const {
-    constexpr std::uint32_t one = 1U << 16;
+    constexpr std::uint64_t one = 1U << 16;
     const std::uint64_t f = (std::uint64_t{accepted} << 16) / (expected > 0 ? expected : 1U);
-    return f < one / 4 ? one / 4 : f > 4 * one ? 4 * one : static_cast<std::uint32_t>(f);
+    return static_cast<std::uint32_t>(f < one / 4 ? one / 4 : f > 4 * one ? 4 * one : f);
   }
 };
 
@@ -130,10 +130,10 @@ struct Estimates {
   /// A class in a run starts from what the class is in all of them.
   LOOKAHEAD_HD constexpr void update(int id) {
     const std::uint64_t prior = (std::uint64_t{all[id].hits} << 32) / all[id].trials;
+    constexpr std::uint64_t weight = std::uint64_t{run_weight} * unit;
     for (int run = 0; run < run_class_count; ++run) {
       const Count& n = in_run[run][id];
-      const std::uint64_t p =
-          ((std::uint64_t{n.hits} << 32) + run_weight * unit * prior) / (n.trials + run_weight * unit);
+      const std::uint64_t p = ((std::uint64_t{n.hits} << 32) + weight * prior) / (n.trials + weight);
       probability[run][id] = p < max_probability ? static_cast<std::uint32_t>(p) : max_probability;
     }
   }
