@@ -17,14 +17,10 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
-#include <iterator>
 #include <llama.h>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <optional>
-#include <set>
 #include <span>
-#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -34,6 +30,7 @@
 #include <vector>
 
 #include "llama_cpp_demo.hpp"
+#include "prompt_texts.hpp"
 
 #include "lookahead/lookahead.hpp"
 
@@ -55,30 +52,13 @@ struct Options {
   bool f16 = false;
 };
 
-std::string content(const std::filesystem::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  std::string text{std::istreambuf_iterator<char>(in), {}};
-  if (text.empty()) throw std::runtime_error(path.string() + " cannot be read; run this in the root of the repository");
-  return text;
-}
-
 /// The prompts of a set; the last newline is left out, as llama.cpp's programs do.
 std::vector<std::string> load(const std::string& set, const ModelFile& file) {
-  const std::filesystem::path folder = "bench/prompts";
-  std::vector<std::string> prompts;
-  if (set == "code" || set == "docs") {
-    std::set<std::filesystem::path> names;
-    for (const auto& entry : std::filesystem::directory_iterator(folder / set)) names.insert(entry.path());
-    for (const auto& name : names) prompts.push_back(content(name));
-  } else {
-    std::istringstream lines(content(folder / (set == "chat" ? "specbench.jsonl" : "humaneval.jsonl")));
-    for (std::string line; std::getline(lines, line);) {
-      const std::string text = nlohmann::json::parse(line).at("prompt");
-      prompts.push_back(set == "chat" ? lookahead::examples::demo::chat_text(file, text) : text);
-    }
-  }
-  for (std::string& text : prompts)
+  std::vector<std::string> prompts = lookahead::bench::load_texts(lookahead::bench::set_path(set));
+  for (std::string& text : prompts) {
+    if (set == "chat") text = lookahead::examples::demo::chat_text(file, text);
     if (text.ends_with('\n')) text.pop_back();
+  }
   return prompts;
 }
 

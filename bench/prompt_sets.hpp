@@ -3,21 +3,14 @@
 /// The sets of prompts under bench/prompts, as tokens.
 
 #include <cstdint>
-#include <filesystem>
-#include <fstream>
-#include <iterator>
-#include <nlohmann/json.hpp>
 #include <random>
-#include <set>
-#include <sstream>
 #include <string>
 #include <vector>
 
 #include "chat_template.hpp"
 #include "engines/gguf.hpp"
 #include "engines/tokenizer.hpp"
-
-#include "lookahead/errors.hpp"
+#include "prompt_texts.hpp"
 
 namespace lookahead::bench {
 
@@ -29,17 +22,10 @@ inline const std::vector<std::string> prompt_sets{"code", "docs", "humaneval", "
 /// where the files are not there, and what `chat_tokens` throws.
 inline std::vector<std::vector<std::int32_t>> load_prompts(const std::string& set, const engines::GgufFile& file,
                                                            const engines::Tokenizer& tokenizer) {
-  const auto content = [](const std::filesystem::path& path) {
-    std::ifstream in(path, std::ios::binary);
-    std::string text{std::istreambuf_iterator<char>(in), {}};
-    if (text.empty()) throw InvalidArgument(path.string() + " cannot be read; run this in the root of the repository");
-    return text;
-  };
   const auto raw = [&](std::string text) {
     text.erase(text.find_last_not_of(" \t\r\n") + 1);
     return tokenizer.encode(text, tokenizer.add_bos());
   };
-  const std::filesystem::path folder = "bench/prompts";
   std::vector<std::vector<std::int32_t>> prompts;
   if (set == "random") {
     std::mt19937 random(1);
@@ -47,18 +33,10 @@ inline std::vector<std::vector<std::int32_t>> load_prompts(const std::string& se
       auto& prompt = prompts.emplace_back(64);
       for (auto& t : prompt) t = static_cast<std::int32_t>(random() % tokenizer.vocabulary());
     }
-  } else if (set == "code" || set == "docs") {
-    std::set<std::filesystem::path> names;
-    for (const auto& entry : std::filesystem::directory_iterator(folder / set)) names.insert(entry.path());
-    for (const auto& name : names) prompts.push_back(raw(content(name)));
-  } else {
-    const bool chat = set == "chat";
-    std::istringstream lines(content(folder / (chat ? "specbench.jsonl" : "humaneval.jsonl")));
-    for (std::string line; std::getline(lines, line);) {
-      const std::string text = nlohmann::json::parse(line).at("prompt");
-      prompts.push_back(chat ? examples::chat_tokens(file, tokenizer, text) : raw(text));
-    }
+    return prompts;
   }
+  for (const std::string& text : load_texts(set_path(set)))
+    prompts.push_back(set == "chat" ? examples::chat_tokens(file, tokenizer, text) : raw(text));
   return prompts;
 }
 

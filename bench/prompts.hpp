@@ -2,14 +2,11 @@
 /// @file prompts.hpp
 /// A set of prompts, and engines that work through it side by side.
 
-#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <string>
 #include <thread>
 #include <vector>
@@ -17,6 +14,7 @@
 #include "engines/gguf.hpp"
 #include "engines/llama_engine.hpp"
 #include "engines/tokenizer.hpp"
+#include "prompt_texts.hpp"
 
 #include "lookahead/errors.hpp"
 
@@ -31,17 +29,9 @@ class PromptSet {
   PromptSet(const std::string& model, const std::string& folder, int threads) {
     const engines::GgufFile file(model);
     const engines::Tokenizer tokenizer(file);
-    std::vector<std::filesystem::path> names;
-    if (std::filesystem::is_directory(folder))
-      for (const auto& entry : std::filesystem::directory_iterator(folder))
-        if (entry.path().extension() == ".txt") names.push_back(entry.path());
-    if (names.empty()) throw InvalidArgument("no *.txt file in '" + folder + "': pass --prompts a folder of prompts");
-    std::ranges::sort(names);
-    for (const auto& name : names) {
-      std::ifstream in(name, std::ios::binary);
-      const std::string text{std::istreambuf_iterator<char>(in), {}};
-      prompts_.push_back(tokenizer.encode(text, tokenizer.add_bos()));
-    }
+    if (!std::filesystem::is_directory(folder))
+      throw InvalidArgument("no folder '" + folder + "': pass --prompts a folder of prompts");
+    for (const std::string& text : load_texts(folder)) prompts_.push_back(tokenizer.encode(text, tokenizer.add_bos()));
     for (int t = 0; t < threads; ++t) engines_.emplace_back(file, engines::LlamaOptions{.threads = 1});
   }
 

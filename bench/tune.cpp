@@ -11,14 +11,11 @@
 #include <cstdint>
 #include <cstdio>
 #include <exception>
-#include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <span>
-#include <sstream>
 #include <string>
 #include <thread>
 #include <unistd.h>
@@ -29,6 +26,7 @@
 #include "engines/llama_engine.hpp"
 #include "engines/tokenizer.hpp"
 #include "model_options.hpp"
+#include "prompt_texts.hpp"
 
 #include "lookahead/lookahead.hpp"
 #include "lookahead/testing/plain_decode.hpp"
@@ -67,34 +65,9 @@ void progress(const std::string& what, std::size_t done, std::size_t all) {
   std::fflush(stderr);
 }
 
-std::string content(const std::filesystem::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  std::string text{std::istreambuf_iterator<char>(in), {}};
-  if (text.empty()) throw InvalidArgument(path.string() + " cannot be read or is empty; check the path of --prompts");
-  return text;
-}
-
 /// Up to `count` prompts, evenly spread over all that there are.
 std::vector<std::string> load(const std::string& path, std::size_t count) {
-  std::vector<std::string> all;
-  if (std::filesystem::is_directory(path)) {
-    std::set<std::filesystem::path> names;
-    for (const auto& entry : std::filesystem::directory_iterator(path))
-      if (entry.path().extension() == ".txt") names.insert(entry.path());
-    for (const auto& name : names) all.push_back(content(name));
-  } else if (path.ends_with(".jsonl")) {
-    std::istringstream lines(content(path));
-    for (std::string line; std::getline(lines, line);) {
-      const Json object = Json::parse(line, nullptr, false);
-      if (!object.is_object() || !object.contains("prompt") || !object["prompt"].is_string())
-        throw InvalidArgument(path + ", line " + std::to_string(all.size() + 1) +
-                              ": no JSON object with a string \"prompt\"");
-      all.push_back(object["prompt"]);
-    }
-  } else {
-    all.push_back(content(path));
-  }
-  if (all.empty()) throw InvalidArgument("no *.txt file in '" + path + "': pass --prompts a folder of prompts");
+  const std::vector<std::string> all = lookahead::bench::load_texts(path);
   std::vector<std::string> some;
   count = std::min(count, all.size());
   for (std::size_t i = 0; i < count; ++i) some.push_back(all[i * all.size() / count]);
