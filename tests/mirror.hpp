@@ -11,7 +11,6 @@
 #include <iterator>
 #include <map>
 #include <ostream>
-#include <random>
 #include <span>
 #include <tuple>
 #include <type_traits>
@@ -20,12 +19,14 @@
 
 #include "naive_pool.hpp"
 #include "naive_window.hpp"
+#include "random.hpp"
 
 #include "lookahead/lookahead_step.hpp"
 #include "lookahead/testing/oracle_model.hpp"
 
 namespace mirror {
 
+using ::Random;
 using lookahead::CandidateClass;
 using lookahead::Limits;
 using lookahead::Lookahead;
@@ -52,23 +53,6 @@ inline std::uint64_t hash_of(const Tokens& context) {
   for (auto t = context.rbegin(); t != context.rend(); ++t) hash.push(static_cast<std::uint32_t>(*t));
   return hash.value();
 }
-
-class Random {
- public:
-  explicit Random(std::uint64_t seed) : engine_(seed) {}
-  std::uint64_t bits() { return engine_(); }
-  /// A number in [0, n).
-  int below(int n) { return static_cast<int>(engine_() % static_cast<std::uint64_t>(n)); }
-  bool one_in(int n) { return below(n) == 0; }
-  Tokens tokens(int count, int vocabulary) {
-    Tokens t(at(count));
-    for (Token& one : t) one = below(vocabulary);
-    return t;
-  }
-
- private:
-  std::mt19937_64 engine_;
-};
 
 /// The library's name of a class.
 inline CandidateClass in_library(const Class& c) {

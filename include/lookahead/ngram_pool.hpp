@@ -124,10 +124,13 @@ struct PoolRef {
   Clock* clock;
   [[no_unique_address]] Access access{};
 
+  /// The number of the set in which a context is filed.
+  [[nodiscard]] LOOKAHEAD_HD std::uint32_t set_of(std::uint64_t context) const { return index(access.place(context)); }
+
   /// Announces a look-up: those that are announced together wait for memory together.
   LOOKAHEAD_GROUP_FN template <class Tile>
   LOOKAHEAD_HD void prefetch(const Tile& tile, std::uint64_t context) const {
-    tile.prefetch(sets[index(access.place(context))].key);
+    tile.prefetch(sets[set_of(context)].key);
   }
 
   /// Files one thing with a stamp that is newer than all others. Entries are equal when context, source and token are
@@ -188,13 +191,13 @@ struct PoolRef {
     const std::uint32_t now = words.load(&clock->now);
     for (int i = 0; i < count; ++i) {
       if (constexpr int ahead = 8; i + ahead < count && what[i + ahead].count != 0) {
-        const PoolSet& set = sets[index(access.place(what[i + ahead].context))];
+        const PoolSet& set = sets[set_of(what[i + ahead].context)];
         tile.prefetch(set.key);
         tile.prefetch(set.token);
         tile.prefetch(set.stamp);
       }
-      if (what[i].count == 0 || index(access.place(what[i].context)) % static_cast<std::uint32_t>(tile.count()) !=
-                                    static_cast<std::uint32_t>(tile.rank()))
+      if (what[i].count == 0 ||
+          set_of(what[i].context) % static_cast<std::uint32_t>(tile.count()) != static_cast<std::uint32_t>(tile.rank()))
         continue;
       insert(tile, what[i], now + 1 + static_cast<std::uint32_t>(i));
     }
