@@ -1,6 +1,6 @@
 # Every header must compile alone, and twice in one file, with the host compiler and with nvcc.
 #   header_checks  each .hpp with the host compiler, and one file that includes them all (clang-tidy reads that one)
-#   nvcc_checks    each .hpp and .cuh with nvcc, and tests/nvcc_core.cu; needs LOOKAHEAD_NVCC_CHECKS
+#   nvcc_checks    each .hpp and .cuh, and tests/nvcc_*.cu, with nvcc; needs LOOKAHEAD_NVCC_CHECKS
 
 function(generate_header_sources output extension)
   set(sources "")
@@ -34,9 +34,9 @@ target_link_libraries(header_checks PRIVATE ${checked_with} lookahead_warnings T
 option(LOOKAHEAD_NVCC_CHECKS "Add the target nvcc_checks (needs the CUDA toolkit)" OFF)
 if(LOOKAHEAD_NVCC_CHECKS)
   enable_language(CUDA)
-  file(GLOB_RECURSE cuda_headers CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/include/*.cuh)
-  generate_header_sources(header_sources cu ${checked_headers} ${cuda_headers})
-  add_library(nvcc_checks OBJECT EXCLUDE_FROM_ALL ${header_sources} ${PROJECT_SOURCE_DIR}/tests/nvcc_core.cu)
+  generate_header_sources(header_sources cu ${checked_headers} ${lookahead_cuda_headers})
+  file(GLOB nvcc_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/nvcc_*.cu)
+  add_library(nvcc_checks OBJECT EXCLUDE_FROM_ALL ${header_sources} ${nvcc_sources})
   target_link_libraries(nvcc_checks PRIVATE ${checked_with})
   # The standard is named here because CMake 3.25 drops CUDA_STANDARD 20 in silence. -Wpedantic cannot be asked for: the
   # host code that nvcc writes is not pedantic.

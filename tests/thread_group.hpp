@@ -2,7 +2,6 @@
 /// @file thread_group.hpp
 /// Groups of host threads: they run what a device block will run, and find what a serial group cannot: a missing sync.
 
-#include <algorithm>
 #include <barrier>
 #include <condition_variable>
 #include <mutex>
@@ -83,11 +82,7 @@ class Group {
     return crew_.total;
   }
 
-  void sort(std::uint64_t* a, int n) const {
-    sync();
-    if (rank_ == 0) std::sort(a, a + n);
-    sync();
-  }
+  void sort(std::uint64_t* a, int n) const { lookahead::detail::sort_in_place(*this, a, n); }
 
  private:
   Crew& crew_;

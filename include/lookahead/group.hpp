@@ -138,6 +138,45 @@ struct HostTile {
 
 using SerialTile = HostTile<PlainWords>;
 
+namespace detail {
+
+/// Batcher's merge exchange, which sorts in place, and whose branches depend on no key: `stage(p, r, d)` is called for
+/// one stage after the other; in it all places i and i + d below n are put in order where i - r lies in the first half
+/// of a block of 2p, and i >= r. Pairs of a stage are independent.
+LOOKAHEAD_GROUP_FN template <class Stage>
+LOOKAHEAD_HD void merge_exchange(int n, const Stage& stage) {
+  int top = 1;
+  while (2 * top < n) top *= 2;
+  for (int p = top; p > 0; p /= 2) {
+    for (int q = top, r = 0, d = p;; d = q - p, q /= 2, r = p) {
+      stage(p, r, d);
+      if (q == p) break;
+    }
+  }
+}
+
+LOOKAHEAD_HD inline void exchange(std::uint64_t& low, std::uint64_t& high) {
+  const std::uint64_t x = low, y = high;
+  low = x < y ? x : y;
+  high = x < y ? y : x;
+}
+
+/// Sorts ascending in place, by many threads; each takes its share of every stage.
+LOOKAHEAD_GROUP_FN template <class Gr>
+LOOKAHEAD_HD void sort_in_place(const Gr& g, std::uint64_t* a, int n) {
+  merge_exchange(n, [&](int p, int r, int d) {
+    g.sync();
+    for (int k = g.rank();; k += g.size()) {
+      const int i = r + k / p * 2 * p + k % p;
+      if (i + d >= n) break;
+      exchange(a[i], a[i + d]);
+    }
+  });
+  g.sync();
+}
+
+}  // namespace detail
+
 /// One thread. The classes that users see on a host are instances of this group.
 struct SerialGroup {
   [[nodiscard]] LOOKAHEAD_HD int rank() const { return 0; }
@@ -155,23 +194,13 @@ struct SerialGroup {
     return sum;
   }
 
-  /// Batcher's merge exchange: in place, and no branch depends on a key.
   LOOKAHEAD_HD void sort(std::uint64_t* a, int n) const {
-    int top = 1;
-    while (2 * top < n) top *= 2;
-    for (int p = top; p > 0; p /= 2) {
-      for (int q = top, r = 0, d = p;; d = q - p, q /= 2, r = p) {
-        for (int begin = r; begin + d < n; begin += 2 * p) {
-          const int end = begin + p < n - d ? begin + p : n - d;
-          for (int i = begin; i < end; ++i) {
-            const std::uint64_t x = a[i], y = a[i + d];
-            a[i] = x < y ? x : y;
-            a[i + d] = x < y ? y : x;
-          }
-        }
-        if (q == p) break;
+    detail::merge_exchange(n, [&](int p, int r, int d) {
+      for (int begin = r; begin + d < n; begin += 2 * p) {
+        const int end = begin + p < n - d ? begin + p : n - d;
+        for (int i = begin; i < end; ++i) detail::exchange(a[i], a[i + d]);
       }
-    }
+    });
   }
 };
 

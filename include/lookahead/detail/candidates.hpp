@@ -70,12 +70,12 @@ LOOKAHEAD_HD int context_hashes(const RowToken* tokens, const std::int32_t* pare
 }
 
 /// The candidates that the given contexts offer. `rate(class, stamp)` is the estimate of one, 0 leaves it out;
-/// `rate.wants(i)` may be false where it would leave out all that contexts[i] offers.
+/// `rate.wants(i)` may be false where it would leave out all that contexts[i] offers. The list is written, and may be
+/// read, by the lane that leads.
 LOOKAHEAD_GROUP_FN template <class Tile, class Pool, class Rate>
-LOOKAHEAD_HD CandidateList collect(const Tile& tile, const Pool& pool, const std::uint64_t* contexts, int count,
-                                   const Rate& rate) {
-  CandidateList list;
-  list.count = 0;
+LOOKAHEAD_HD void collect(const Tile& tile, const Pool& pool, const std::uint64_t* contexts, int count,
+                          const Rate& rate, CandidateList& list) {
+  if (tile.leads()) list.count = 0;
   for (int i = 0; i < count; ++i)
     if (rate.wants(i)) pool.prefetch(tile, contexts[i]);
   for (int i = 0; i < count; ++i) {
@@ -83,10 +83,9 @@ LOOKAHEAD_HD CandidateList collect(const Tile& tile, const Pool& pool, const std
     pool.for_each(tile, contexts[i], [&](Source source, int rank, std::uint32_t token, std::uint32_t stamp) {
       const CandidateClass c = CandidateClass::of(i, source, rank);
       const std::uint32_t rated = rate(c, stamp);
-      if (rated != 0) list.add(rated, c, token);
+      if (rated != 0 && tile.leads()) list.add(rated, c, token);
     });
   }
-  return list;
 }
 
 }  // namespace lookahead::detail

@@ -36,9 +36,9 @@ struct GrowthScratch {
   // The candidates of one level that are in the running, `width` for each node of the frontier.
   CandidateList list[R];
   std::uint32_t candidate_reach[R * width];
-  std::int32_t shared[R * width];  ///< the row of the tree that a candidate shares, or -1
+  std::int16_t shared[R * width];  ///< the row of the tree that a candidate shares, or -1
+  std::uint16_t item[R * width];   ///< the candidates, in order
   int flag[R * width];
-  std::int32_t item[R * width];  ///< the candidates, in order
 
   // Keys are (reach inverted, number, slot), so that the best come first.
   std::uint64_t key[R], merged[R];  ///< of the kept nodes, in order; what `key` becomes
@@ -127,9 +127,9 @@ LOOKAHEAD_HD void grow(const Gr& g, const Pool& pool, const Estimates& estimates
       const RateReach rate{estimates.probability[run], s.best[run], s.reach[node], node < planted ? 0U : least};
       std::uint64_t contexts[context_length_count];
       const int count = context_hashes(s.token, s.parent, root, node, tail, contexts);
-      const CandidateList list = collect(tile, pool, contexts, count, rate);
+      CandidateList& list = s.list[f];
+      collect(tile, pool, contexts, count, rate, list);
       if (!tile.leads()) continue;
-      s.list[f] = list;
       // Each gets its estimate times the chance that no better one was right; so reach falls along the list, and a
       // parent's is never exceeded.
       std::uint64_t rest = s.reach[node];
@@ -140,7 +140,7 @@ LOOKAHEAD_HD void grow(const Gr& g, const Pool& pool, const Estimates& estimates
         rest -= reach;
         s.candidate_reach[f * width + n] = static_cast<std::uint32_t>(reach);
       }
-      s.list[f].count = s.flag[f] = n;
+      list.count = s.flag[f] = n;
     }
     g.sync();
     const int running = g.exclusive_sum(s.flag, s.frontier_count);
@@ -148,11 +148,11 @@ LOOKAHEAD_HD void grow(const Gr& g, const Pool& pool, const Estimates& estimates
       const int node = s.frontier[f];
       for (int c = 0; c < s.list[f].count; ++c) {
         const int i = f * width + c;
-        s.item[s.flag[f] + c] = i;
+        s.item[s.flag[f] + c] = static_cast<std::uint16_t>(i);
         s.shared[i] = -1;
         if (node < planted)
           for (int r = node + 1; r < planted; ++r)
-            if (s.parent[r] == node && s.token[r] == s.list[f].token[c]) s.shared[i] = r;
+            if (s.parent[r] == node && s.token[r] == s.list[f].token[c]) s.shared[i] = static_cast<std::int16_t>(r);
       }
     }
     g.sync();

@@ -71,8 +71,7 @@ LOOKAHEAD_HD void enumerate(const Gr& g, const Pool& pool, Token root, int limit
             return true;
           },
           contexts);
-      const CandidateList list = collect(tile, pool, contexts, count, RateNewest{count});
-      if (tile.leads()) s.list[i] = list;
+      collect(tile, pool, contexts, count, RateNewest{count}, s.list[i]);
     }
     g.sync();
     if (g.rank() == 0) {

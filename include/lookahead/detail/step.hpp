@@ -75,8 +75,10 @@ struct StepScratch {
 
   struct Plan {
     PlantScratch<Token, max(1 + W, G)> plant;
-    GuessScratch<max(G, 1), N - 1> guesses;
-    GrowthScratch<(G > 0 ? rows : 1)> growth;
+    union {
+      GuessScratch<max(G, 1), N - 1> guesses;
+      GrowthScratch<(G > 0 ? rows : 1)> growth;
+    };
   };
   struct Apply {
     CandidateList list[StepState<W, N, G, Token>::max_block];
@@ -393,8 +395,7 @@ LOOKAHEAD_HD void apply(const Gr& g, StepState<W, N, G, Token>& s, const Pool& p
       const int row = s.path[root + i];
       const int found = context_hashes(tree.token, tree.parent, root, row, s.tail, contexts);
       const RateAll rate{s.estimates.probability[Estimates::run_class(s.notes.run[row])]};
-      const CandidateList list = collect(tile, pool, contexts, found, rate);
-      if (tile.leads()) a.list[i] = list;
+      collect(tile, pool, contexts, found, rate, a.list[i]);
     }
     g.sync();
     if (g.rank() == 0) {
