@@ -216,10 +216,11 @@ TEST_CASE("draws on the device are SampleVerify's, but for the rounding of exp")
 }
 
 TEST_CASE("what cannot be used is refused before a launch") {
-  gpu::BatchLookahead<5, 3, 5> batch({.sequences = 2, .rows = 8});
+  using Batch = gpu::BatchLookahead<5, 3, 5>;
+  Batch batch({.sequences = 2, .rows = 8});
   const Stream stream;
   const OnDevice<Token> prompt(Tokens{1});
-  CHECK_THROWS_AS(gpu::BatchLookahead<5, 3, 5>({.sequences = 0}), InvalidArgument);
+  CHECK_THROWS_AS(Batch(BatchOptions{.sequences = 0}), InvalidArgument);
   CHECK_THROWS_AS(batch.attach_async(2, prompt.data(), 1, {}, stream), InvalidArgument);
   CHECK_THROWS_AS(batch.attach_async(0, nullptr, 1, {}, stream), InvalidArgument);
   CHECK_THROWS_AS(batch.attach_async(0, prompt.data(), 0, {}, stream), InvalidArgument);
