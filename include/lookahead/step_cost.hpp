@@ -20,8 +20,8 @@ namespace lookahead {
 /// context's size apart. Times are compared with each other only, so their unit does not matter.
 ///
 /// What is learnt lies in classes of rows, up to 1, 2, 3, 4, 6, 8, 12, 16, 24, ... rows, each measured by itself. A
-/// class is never slower than a larger one. A slow step moves its class by at most a factor, and all of them by a part
-/// of it, since most likely the machine has become slower.
+/// class is never slower than a larger one. A first measurement that is far too slow is not believed. A slow step moves
+/// its class by at most a factor, and all of them by a part of it, since most likely the machine has become slower.
 class StepCost {
  public:
   /// Times of a table are below this.
@@ -100,7 +100,7 @@ class StepCost {
     if (own.count < 2) {  // the first ones are slow, if anything
       own.time = own.count == 0 ? nanoseconds : std::min(own.time, nanoseconds);
     } else {
-      const double off = std::clamp(nanoseconds / own.time, 0.5, 2.0) - 1;
+      const double off = std::clamp(nanoseconds / own.time, 1 / most_off, most_off) - 1;
       for (Measured& m : curve) m.time *= 1 + load_share * off;
       own.time *= 1 + off / own.count;
     }
@@ -129,9 +129,11 @@ class StepCost {
   };
   using Curve = std::array<Measured, class_count>;
 
-  static constexpr std::size_t range_count = 12;   ///< of the context's size: below 1,024 tokens, 2,048, ...
-  static constexpr int most_count = 24;            ///< what counts after so many steps are the newest
-  static constexpr double load_share = 0.2;        ///< of what a step is off, that is taken to be the machine's load
+  static constexpr std::size_t range_count = 12;  ///< of the context's size: below 1,024 tokens, 2,048, ...
+  static constexpr int most_count = 24;           ///< what counts after so many steps are the newest
+  static constexpr double most_off = 1.25;        ///< what a step may be off by; one that is more is disturbed
+  static constexpr double doubtful = 1.25;   ///< as often what was to be expected, a first measurement is not believed
+  static constexpr double load_share = 0.2;  ///< of what a step is off, that is taken to be the machine's load
   static constexpr double first_slope = 1.0 / 16;  ///< of a one-row step, for a row more, until there is a measurement
 
   StepCost(Kind kind, std::vector<std::uint32_t> table) : kind_(kind), table_(std::move(table)) {}
@@ -153,22 +155,38 @@ class StepCost {
 
   /// The curve through what was measured here.
   void fit() noexcept {
+    // A first measurement may be far too slow: memory is touched, kernels are loaded, graphs are built. It counts where
+    // it is near the line through what is known of fewer rows.
+    std::array<bool, class_count> counts{};
+    std::size_t first = class_count, a = 0;
+    double slope = 0;
+    for (std::size_t c = 0; c < class_count; ++c) {
+      const Measured& m = here()[c];
+      if (m.count == 0) continue;
+      if (first == class_count) {
+        first = c;
+        slope = first_slope * m.time;
+      } else {
+        if (m.count == 1 && m.time > doubtful * (here()[a].time + slope * rows_between(a, c))) continue;
+        slope = std::max(0.0, (m.time - here()[a].time) / rows_between(a, c));
+      }
+      counts[c] = true;
+      a = c;
+    }
+    if (first == class_count) return;
     // Fewer rows take no longer than more: a step that was slower was disturbed.
     std::array<double, class_count> time;
     double least = std::numeric_limits<double>::infinity();
     for (std::size_t c = class_count; c-- > 0;) {
-      if (here()[c].count > 0) least = std::min(least, here()[c].time);
+      if (counts[c]) least = std::min(least, here()[c].time);
       time[c] = least;
     }
-    const auto measured = [&](std::size_t c) { return here()[c].count > 0; };
-    std::size_t a = 0;
-    while (a < class_count && !measured(a)) ++a;
-    if (a == class_count) return;
-    unit_ = time[a] / one_row;
-    // Lines between the classes that were measured, and beyond the last one.
-    double slope = first_slope * time[a];
+    unit_ = time[first] / one_row;
+    // Lines between the classes that count, and beyond the last one.
+    a = first;
+    slope = first_slope * time[a];
     for (std::size_t c = a + 1; c < class_count; ++c) {
-      if (measured(c)) {
+      if (counts[c]) {
         const double rise = (time[c] - time[a]) / rows_between(a, c);
         for (std::size_t k = a + 1; k < c; ++k) time[k] = time[a] + rise * rows_between(a, k);
         slope = rise;
