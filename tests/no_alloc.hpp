@@ -1,6 +1,7 @@
 #pragma once
 /// @file no_alloc.hpp
-/// Counts heap allocations. Include it in exactly one source of an executable: it replaces operator new and delete.
+/// Counts heap allocations, and lets them fail. Include it in exactly one source of an executable: it replaces operator
+/// new and delete.
 
 #include <atomic>
 #include <cstddef>
@@ -9,11 +10,11 @@
 
 namespace no_alloc {
 
-inline std::atomic<std::size_t> count{0};
+inline std::atomic<std::size_t> count{0}, last{~std::size_t{0}};
 
 // Not inlined: g++ would pair malloc with operator delete, or new with free, and warn.
 [[gnu::noinline]] inline void* allocate(std::size_t size, std::size_t alignment) noexcept {
-  count.fetch_add(1, std::memory_order_relaxed);
+  if (count.fetch_add(1, std::memory_order_relaxed) >= last.load(std::memory_order_relaxed)) return nullptr;
   // aligned_alloc takes whole multiples of the alignment; at least one byte, so that pointers are distinct.
   const std::size_t rounded = (size + alignment - 1) / alignment * alignment;
   if (rounded < size) return nullptr;
@@ -33,6 +34,15 @@ inline void* allocate_or_throw(std::size_t size, std::size_t alignment) {
 /// Calls of operator new, in every thread, since the program started. A step allocates nothing when the counts before
 /// and behind it are equal.
 inline std::size_t allocation_count() { return no_alloc::count.load(std::memory_order_relaxed); }
+
+/// Lets all allocations fail from the n-th on, counted from 0 at this object, for as long as it lives.
+class FailAllocations {
+ public:
+  explicit FailAllocations(std::size_t n) { no_alloc::last = allocation_count() + n; }
+  FailAllocations(const FailAllocations&) = delete;
+  FailAllocations& operator=(const FailAllocations&) = delete;
+  ~FailAllocations() { no_alloc::last = ~std::size_t{0}; }
+};
 
 // All forms: a sanitizer's own versions of those left out would neither be counted nor match these.
 // NOLINTBEGIN

@@ -4,8 +4,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <doctest/doctest.h>
+#include <new>
 #include <span>
 #include <vector>
+
+#include "no_alloc.hpp"
 
 #include "lookahead/adapters/callable.hpp"
 #include "lookahead/lookahead.hpp"
@@ -93,6 +96,34 @@ TEST_CASE("fewer calls, the same text") {
   decoder.generate(prompt, 100, [&](Token token) { text.push_back(token); });
   CHECK(text == expected);
   CHECK(calls < 40);
+}
+
+TEST_CASE("a commit that finds no memory leaves the context as it was") {
+  const auto zeros = [](std::span<const Token> tokens, auto, auto) { return std::vector<float>(tokens.size() * 7); };
+  bool failed = false;
+  for (std::size_t length = 0; length < 20; ++length) {  // at every fill of the vector behind it
+    CallableModel model(zeros, 7, 64);
+    const std::vector<Token> one = {3};  // one by one, so that there is room for some more, but not for all
+    for (std::size_t i = 0; i < length; ++i) model.prefill(one);
+    TokenTreeStorage<Token, 8> tree;
+    const std::vector<Token> pending = {1, 2, 3, 4, 5, 6};
+    tree.begin(static_cast<int>(length), pending.data(), 6);
+    model.forward(tree.view());
+    const std::vector<std::int32_t> path = {0, 1, 2, 3, 4, 5};
+    bool thrown = false;
+    {
+      const FailAllocations none(0);
+      try {
+        model.commit(path);
+      } catch (const std::bad_alloc&) {
+        thrown = true;
+      }
+    }
+    failed = failed || thrown;
+    CHECK(model.context_size() == length + (thrown ? 0 : 6));
+    if (thrown) CHECK(model.commit(path) == 6);
+  }
+  CHECK(failed);
 }
 
 TEST_CASE("wrong sizes are refused") {

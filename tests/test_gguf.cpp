@@ -2,18 +2,17 @@
 #include <cstring>
 #include <doctest/doctest.h>
 #include <filesystem>
-#include <fstream>
 #include <limits>
 #include <new>
 #include <random>
 #include <string>
-#include <unistd.h>
 #include <vector>
 
 #include "engines/gguf.hpp"
 #include "engines/gguf_writer.hpp"
 #include "engines/llama_engine.hpp"
 #include "engines/tokenizer.hpp"
+#include "files.hpp"
 #include "tiny_llama.hpp"
 
 namespace {
@@ -208,13 +207,10 @@ TEST_CASE("paths") {
                        ModelFileError);
   CHECK_THROWS_WITH_AS(GgufFile(std::filesystem::path("tests")), doctest::Contains("not a regular file"),
                        ModelFileError);
-  const std::filesystem::path path =
-      std::filesystem::temp_directory_path() / ("lookahead_test_gguf_" + std::to_string(::getpid()));
-  std::ofstream(path).close();
+  const lookahead::testing::TempFolder folder;
+  const std::filesystem::path path = folder.file("model.gguf", "");
   CHECK_THROWS_WITH_AS(GgufFile{path}, doctest::Contains("is empty"), ModelFileError);
-  const Image image = small_file();
-  std::ofstream(path, std::ios::binary)
-      .write(reinterpret_cast<const char*>(image.data()), static_cast<std::streamsize>(image.size()));
+  folder.file("model.gguf", small_file());
   const GgufFile copy = [&] {
     const GgufFile file{path};
     return file;

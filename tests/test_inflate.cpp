@@ -1,7 +1,6 @@
 #include <cstring>
 #include <doctest/doctest.h>
 #include <filesystem>
-#include <fstream>
 #include <random>
 #include <stdexcept>
 #include <string>
@@ -9,6 +8,7 @@
 
 #include "engines/inflate.hpp"
 #include "engines/llama_engine.hpp"
+#include "files.hpp"
 #include "tiny_llama.hpp"
 
 #include "lookahead/errors.hpp"
@@ -72,13 +72,10 @@ TEST_CASE("an inflated model gives the same logits to the last bit") {
 
 TEST_CASE("an inflated file gives the same logits, and the source stays") {
   namespace fs = std::filesystem;
-  const fs::path folder = fs::temp_directory_path() / ("lookahead_inflate_" + std::to_string(std::random_device{}()));
-  fs::create_directory(folder);
-  const fs::path small = folder / "small.gguf", large = folder / "large.gguf";
+  const lookahead::testing::TempFolder temp;
+  const fs::path& folder = temp.path;
   const std::vector<std::byte> image = tiny_llama({});
-  std::ofstream(small, std::ios::binary)
-      .write(reinterpret_cast<const char*>(image.data()), static_cast<std::streamsize>(image.size()));
-  std::ofstream(large) << "what was there";
+  const fs::path small = temp.file("small.gguf", image), large = temp.file("large.gguf", "what was there");
 
   const std::vector<std::int32_t> text = random_text(30, 300);
   inflate_file(small, large, {.width = 256, .blocks = 3, .feed = 160});
@@ -98,7 +95,6 @@ TEST_CASE("an inflated file gives the same logits, and the source stays") {
   CHECK_THROWS_AS(inflate_file(folder / "none.gguf", large, {}), ModelFileError);
   CHECK_THROWS_AS(inflate_file(small, large, {.blocks = 1}), InvalidArgument);
   CHECK(GgufFile(large).integer("llama.embedding_length") == 256);  // a refusal leaves what was there
-  fs::remove_all(folder);
 }
 
 TEST_CASE("what is added is not zero") {

@@ -10,19 +10,18 @@
 #include <cstdlib>
 #include <doctest/doctest.h>
 #include <filesystem>
-#include <fstream>
 #include <functional>
 #include <initializer_list>
 #include <memory>
 #include <random>
 #include <span>
 #include <string>
-#include <unistd.h>
 #include <utility>
 #include <vector>
 
 #include "cases.hpp"
 #include "engines/gguf_writer.hpp"
+#include "files.hpp"
 #include "tiny_llama.hpp"
 
 #include "lookahead/adapters/llama_cpp.hpp"
@@ -58,13 +57,8 @@ LoadedModel load(const std::filesystem::path& path, bool vocab_only = false) {
 }
 
 LoadedModel load(const std::vector<std::byte>& file, bool vocab_only = false) {
-  const std::filesystem::path path =
-      std::filesystem::temp_directory_path() / ("lookahead-test-" + std::to_string(getpid()) + ".gguf");
-  std::ofstream(path, std::ios::binary)
-      .write(reinterpret_cast<const char*>(file.data()), static_cast<std::streamsize>(file.size()));
-  LoadedModel model = load(path, vocab_only);
-  std::filesystem::remove(path);
-  return model;
+  const TempFolder folder;
+  return load(folder.file("model.gguf", file), vocab_only);
 }
 
 // Two layers of Gemma 3, which see the last `window` tokens alone.

@@ -13,11 +13,11 @@
 #include <string>
 #include <thread>
 #include <tuple>
-#include <unistd.h>
 #include <utility>
 #include <vector>
 
 #include "cases.hpp"
+#include "files.hpp"
 #include "mirror.hpp"
 
 #include "lookahead/decoder.hpp"
@@ -36,6 +36,8 @@ using mirror::length;
 using mirror::Random;
 using mirror::Token;
 using mirror::Tokens;
+using testing::content;
+using testing::TempFolder;
 using Oracle = testing::OracleModel<Token>;
 using Private = NGramPool<Token>;
 using Shared = SharedNGramPool<Token>;
@@ -44,19 +46,7 @@ using Fault = PoolFileFault;
 constexpr std::uint64_t tokenizer = 0xABCD;
 constexpr std::size_t vocabulary = 64;
 
-struct Folder {
-  fs::path path = fs::temp_directory_path() / ("lookahead-pool-" + std::to_string(::getpid()));
-  Folder() { fs::create_directories(path); }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-  ~Folder() { fs::remove_all(path); }
-  [[nodiscard]] std::ptrdiff_t files() const { return std::distance(fs::directory_iterator(path), {}); }
-};
-
-std::string bytes_of(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
+std::ptrdiff_t files_in(const TempFolder& folder) { return std::distance(fs::directory_iterator(folder.path), {}); }
 
 void write(const fs::path& path, const std::string& bytes) {
   std::ofstream out(path, std::ios::binary);
@@ -104,7 +94,7 @@ testing::OracleOptions language(std::uint64_t seed) {
 }  // namespace
 
 TEST_CASE("a loaded pool goes on as the saved one does") {
-  const Folder folder;
+  const TempFolder folder;
   const fs::path path = folder.path / "pool";
   for (int seed = 0; seed < std::clamp(cases(2000) / 100, 20, 200); ++seed) {
     CAPTURE(seed);
@@ -140,11 +130,11 @@ TEST_CASE("a loaded pool goes on as the saved one does") {
       file(view, next);
     }
   }
-  CHECK(folder.files() == 1);
+  CHECK(files_in(folder) == 1);
 }
 
 TEST_CASE("decoding with a loaded pool plans the same trees") {
-  const Folder folder;
+  const TempFolder folder;
   const fs::path path = folder.path / "pool";
   for (std::uint64_t seed = 0; seed < 10; ++seed) {
     CAPTURE(seed);
@@ -170,7 +160,7 @@ TEST_CASE("decoding with a loaded pool plans the same trees") {
 }
 
 TEST_CASE("a shared pool keeps its namespaces in a file") {
-  const Folder folder;
+  const TempFolder folder;
   const fs::path path = folder.path / "pool";
   Shared pool;
   for (std::uint64_t space = 0; space < 9; ++space)
@@ -183,7 +173,7 @@ TEST_CASE("a shared pool keeps its namespaces in a file") {
 }
 
 TEST_CASE("a shared pool is saved while others use it") {
-  const Folder folder;
+  const TempFolder folder;
   const fs::path path = folder.path / "pool";
   Shared pool(32 * 64);
   std::atomic<bool> stop{false};
@@ -202,7 +192,7 @@ TEST_CASE("a shared pool is saved while others use it") {
 }
 
 TEST_CASE("what is forgotten, and what no model could say, is left out") {
-  const Folder folder;
+  const TempFolder folder;
   const fs::path path = folder.path / "pool";
   Private pool(32);
   pool.add_text(Tokens{1, 0x5EC2E7});
@@ -210,13 +200,13 @@ TEST_CASE("what is forgotten, and what no model could say, is left out") {
   pool.add_text(Tokens{2, 63, 2, 64, 2, -1});
   save_pool(pool, path, tokenizer);
   const std::uint32_t secret = 0x5EC2E7;
-  CHECK(bytes_of(path).find(std::string(reinterpret_cast<const char*>(&secret), 4)) == std::string::npos);
+  CHECK(content(path).find(std::string(reinterpret_cast<const char*>(&secret), 4)) == std::string::npos);
   CHECK(look_up(load_pool<Private>(path, tokenizer, 64).ref(), {2}) == Found{{Source::text, 0, 63}});
   CHECK(look_up(load_pool<Private>(path, tokenizer, 65).ref(), {2}).size() == 2);
   CHECK(look_up(load_pool<Private>(path, tokenizer, std::size_t{1} << 32).ref(), {2}).size() == 3);
 
   // A source that there is not; a stamp that was not given yet.
-  const std::string good = bytes_of(path);
+  const std::string good = content(path);
   for (const std::size_t plane : {std::size_t{0}, std::size_t{2}}) {
     std::string bytes = good;
     for (std::size_t at = 40 + plane * 128; at < 40 + plane * 128 + 128; ++at)
@@ -228,12 +218,12 @@ TEST_CASE("what is forgotten, and what no model could say, is left out") {
 }
 
 TEST_CASE("hostile files are refused with their fault, their value, the limit and the remedy") {
-  const Folder folder;
+  const TempFolder folder;
   const fs::path path = folder.path / "pool";
   Private pool(64);
   pool.add_text(Tokens{1, 2, 3, 1, 2, 4});
   save_pool(pool, path, tokenizer);
-  const std::string good = bytes_of(path);
+  const std::string good = content(path);
   REQUIRE(good.size() == 40 + 2 * 384 + 8);
 
   const auto refused = [&](const std::string& bytes, Fault fault, const std::string& message) {
@@ -301,11 +291,11 @@ TEST_CASE("hostile files are refused with their fault, their value, the limit an
 }
 
 TEST_CASE("random bytes with a right checksum cost rows and change no text") {
-  const Folder folder;
+  const TempFolder folder;
   const fs::path path = folder.path / "pool";
   const Private empty(64 * 32);
   save_pool(empty, path, tokenizer);
-  const std::string frame = bytes_of(path);
+  const std::string frame = content(path);
   std::size_t guesses = 0;
   for (int i = 0; i < std::clamp(cases(2000) / 200, 20, 100); ++i) {
     CAPTURE(i);
@@ -353,13 +343,13 @@ TEST_CASE("random bytes with a right checksum cost rows and change no text") {
 }
 
 TEST_CASE("a file is replaced when the new one is complete, or not at all") {
-  const Folder folder;
+  const TempFolder folder;
   const fs::path path = folder.path / "pool";
   const Private small(32), large(320);
   save_pool(small, path, tokenizer);
   save_pool(large, path, tokenizer);
   CHECK(load_pool<Private>(path, tokenizer, vocabulary).slots() == 320);
-  CHECK(folder.files() == 1);
+  CHECK(files_in(folder) == 1);
 
   const fs::path taken = folder.path / "taken";
   fs::create_directories(taken / "by");
@@ -375,7 +365,7 @@ TEST_CASE("a file is replaced when the new one is complete, or not at all") {
       CHECK(message.ends_with(": it needs 432 bytes in a folder that may be written to"));
     }
   }
-  CHECK(folder.files() == 2);
+  CHECK(files_in(folder) == 2);
 }
 
 TEST_CASE("fingerprints tell tokenizers apart") {

@@ -8,13 +8,11 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
-#include <iterator>
 #include <nlohmann/json.hpp>
 #include <span>
 #include <string>
 #include <string_view>
 #include <thread>
-#include <unistd.h>
 #include <utility>
 #include <vector>
 
@@ -22,31 +20,15 @@
 #include "engines/gguf.hpp"
 #include "engines/llama_engine.hpp"
 #include "engines/tokenizer.hpp"
+#include "files.hpp"
 
 #include "lookahead/lookahead.hpp"
 #include "lookahead/testing/plain_decode.hpp"
 
 using namespace lookahead;
+using testing::content;
 using Token = std::int32_t;
 using Tokens = std::vector<Token>;
-
-namespace {
-
-struct Folder {
-  std::filesystem::path path =
-      std::filesystem::temp_directory_path() / ("lookahead-pools-" + std::to_string(::getpid()));
-  Folder() { std::filesystem::create_directories(path); }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-  ~Folder() { std::filesystem::remove_all(path); }
-};
-
-std::string content(const std::filesystem::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
-
-}  // namespace
 
 TEST_CASE("every example runs, and does what is said of it") {
   // [setup]
@@ -134,7 +116,7 @@ TEST_CASE("every example runs, and does what is said of it") {
   }
 
   SUBCASE("saved") {
-    const Folder folder;
+    const testing::TempFolder folder;
     const std::filesystem::path path = folder.path / "python.pool";
     // [fingerprint]
     std::vector<std::string_view> pieces;
@@ -164,11 +146,11 @@ TEST_CASE("every example runs, and does what is said of it") {
 }
 
 TEST_CASE("docs/pools.md shows the examples as they are") {
-  doc_examples::check_page("docs/pools.md", "tests/test_pools_doc.cpp");
+  doc_examples::check_page("docs/pools.md", {"tests/test_pools_doc.cpp"});
 }
 
 TEST_CASE("build_pool writes what generate reads") {
-  const Folder folder;
+  const testing::TempFolder folder;
   const auto run = [&](const std::string& command) {
     const std::string to = folder.path / "out";
     return std::system((command + " >" + to + " 2>" + to + ".errors").c_str());

@@ -98,11 +98,14 @@ class CallableModel {
     rows_ = rows;
   }
 
-  /// Keeps the rows of a path of the latest tree, all of them. Throws `InvalidArgument` where there is no such row.
+  /// Keeps the rows of a path of the latest tree, all of them. Throws `InvalidArgument` where there is no such row; a
+  /// commit that throws changes nothing.
   std::size_t commit(std::span<const std::int32_t> path) {
     const std::span<const Token> tree = std::span<const Token>(tokens_).last(rows_);
     for (const std::int32_t row : path) check_row(row);
-    for (const std::int32_t row : path) context_.push_back(tree[static_cast<std::size_t>(row)]);
+    std::size_t last = context_.size();
+    context_.resize(last + path.size());  // before anything is written: a failure leaves the context as it was
+    for (const std::int32_t row : path) context_[last++] = tree[static_cast<std::size_t>(row)];
     rows_ = 0;
     return path.size();
   }
