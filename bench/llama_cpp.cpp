@@ -1,7 +1,8 @@
 /// @file llama_cpp.cpp
 /// Lookahead decoding on llama.cpp beside what llama.cpp has of its own, in one run: plain decoding, its lookahead
 /// example and its lookup example, with the same model, prompts and threads. Texts are compared with llama.cpp's own
-/// greedy loop, and where one forks, the distance of the two best logits there is told.
+/// greedy loop. Where one forks, the distance of the two best logits there is told, and how far it changes in
+/// llama.cpp's own decoding with the size of a batch: a fork that this does not explain is an error.
 
 #include "lookahead/adapters/llama_cpp.hpp"
 
@@ -9,6 +10,7 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -52,9 +54,16 @@ struct Options {
   bool f16 = false;
 };
 
-/// The prompts of a set; the last newline is left out, as llama.cpp's programs do.
+/// The prompts of a set; the last newline is left out, as llama.cpp's programs do. Those of "long" are six texts of
+/// "docs" each, beyond the windows of small models.
 std::vector<std::string> load(const std::string& set, const ModelFile& file) {
-  std::vector<std::string> prompts = lookahead::bench::load_texts(lookahead::bench::set_path(set));
+  std::vector<std::string> prompts =
+      lookahead::bench::load_texts(lookahead::bench::set_path(set == "long" ? "docs" : set));
+  if (set == "long") {
+    const std::vector<std::string> texts = prompts;
+    for (std::size_t p = 0; p < texts.size(); ++p)
+      for (std::size_t i = 1; i < 6; ++i) prompts[p] += texts[(p + i) % texts.size()];
+  }
   for (std::string& text : prompts) {
     if (set == "chat") text = lookahead::examples::demo::chat_text(file, text);
     if (text.ends_with('\n')) text.pop_back();
@@ -62,19 +71,33 @@ std::vector<std::string> load(const std::string& set, const ModelFile& file) {
   return prompts;
 }
 
+/// Where a text is not plain decoding's.
+struct Fork {
+  std::size_t prompt, token;
+  double gap;    ///< distance of the two best logits of plain decoding there
+  double noise;  ///< how far that distance changes with the size of a batch, in llama.cpp's own decoding
+
+  /// Whether either token may come first by rounding alone.
+  [[nodiscard]] bool near_tie() const { return gap <= 2 * noise; }
+};
+
 /// One way to decode: what it did over all prompts.
 struct Row {
   std::string name;
   double tokens = 0, steps = 0, rows = 0, seconds = 0;
-  std::size_t texts = 0, forked = 0;
-  double gap = 0;  ///< the largest distance of the two best logits where a text forked
+  std::size_t texts = 0;  ///< compared with plain
+  std::vector<Fork> forks{};
 
   void print(double plain) const {
-    std::array<char, 64> forks{};
-    if (texts > 0) std::snprintf(forks.data(), forks.size(), "%zu/%zu, gap %.4f", forked, texts, gap);
+    std::array<char, 64> compared{};
+    if (texts > 0) {
+      const auto ties = static_cast<std::size_t>(std::ranges::count_if(forks, &Fork::near_tie));
+      std::snprintf(compared.data(), compared.size(), "%zu identical, %zu near ties, %zu other", texts - forks.size(),
+                    ties, forks.size() - ties);
+    }
     const auto per_step = [&](double sum) { return steps > 0 ? sum / steps : 0; };
     std::printf("%-24s %11.2f %10.2f %9.1f %9.2f  %s\n", name.c_str(), per_step(tokens), per_step(rows),
-                tokens / seconds, tokens / seconds / plain, forked == 0 && texts > 0 ? "none" : forks.data());
+                tokens / seconds, tokens / seconds / plain, compared.data());
   }
 };
 
@@ -99,6 +122,23 @@ class Plain {
 
   Tokens text{};
   std::vector<double> gaps{};
+
+  /// How far the logit of `a` lies above that of `b` behind a text whose last token is evaluated alone, as in plain
+  /// decoding; and how far that changes when it is evaluated together with some before it, up to the whole text.
+  std::pair<double, double> distance(Tokens of, Token a, Token b) {
+    const auto with = [&](std::size_t rows) {
+      llama_memory_clear(llama_get_memory(context_.get()), false);
+      decode(std::span(of).first(of.size() - rows));
+      decode(std::span(of).last(rows));
+      const float* const logits = llama_get_logits_ith(context_.get(), -1);
+      return double{logits[a]} - double{logits[b]};
+    };
+    const double alone = with(1);
+    double change = 0;
+    for (const std::size_t rows : {std::size_t{2}, std::size_t{4}, std::size_t{8}, std::size_t{16}, of.size()})
+      change = std::max(change, std::abs(with(std::min(rows, of.size())) - alone));
+    return {alone, change};
+  }
 
   double run(Tokens prompt, std::size_t tokens) {
     text.clear();
@@ -136,25 +176,27 @@ class Plain {
 };
 
 /// Our own decoding.
-double run(lookahead::Decoder<LlamaCpp>& decoder, const Tokens& prompt, const Options& o, const Plain& plain,
-           Row& row) {
+void run(lookahead::Decoder<LlamaCpp>& decoder, const Tokens& prompt, const Options& o, Plain& plain,
+         std::size_t number, Row& row) {
   decoder.start(prompt);
   Tokens text;
   const auto begin = Clock::now();
   const lookahead::Generation done =
       decoder.run(o.tokens, [&](std::span<const Token> block) { text.insert(text.end(), block.begin(), block.end()); });
-  const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+  row.seconds += std::chrono::duration<double>(Clock::now() - begin).count();
   row.tokens += static_cast<double>(done.tokens);
   row.steps += static_cast<double>(done.steps);
   row.rows += static_cast<double>(done.rows);
-  row.seconds += seconds;
   ++row.texts;
-  if (text != plain.text) {
-    ++row.forked;
-    const auto at = static_cast<std::size_t>(std::ranges::mismatch(text, plain.text).in2 - plain.text.begin());
-    if (at < plain.gaps.size()) row.gap = std::max(row.gap, plain.gaps[at]);
-  }
-  return seconds;
+  if (text == plain.text) return;
+  const auto same = std::ranges::mismatch(text, plain.text).in2;
+  const auto at = static_cast<std::size_t>(same - plain.text.begin());
+  if (at == std::min(text.size(), plain.text.size()))
+    throw std::runtime_error("prompt " + std::to_string(number) + ": a text ends where plain decoding's does not");
+  Tokens before = prompt;
+  before.insert(before.end(), plain.text.begin(), same);
+  const auto [distance, noise] = plain.distance(before, *same, text[at]);
+  row.forks.push_back({number, at, std::max(plain.gaps[at], std::abs(distance)), noise});
 }
 
 std::string quoted(const std::string& word) {
@@ -195,8 +237,8 @@ void run_peer(const std::string& program, const std::string& more, const std::st
   if (program == "llama-lookup") row.rows += tokens - accepted + number("n_drafted");
 }
 
-/// Prints one set's table.
-void measure(const std::string& set, const ModelFile& file, const Options& o) {
+/// Prints one set's table. Returns how many forks are no near ties.
+std::size_t measure(const std::string& set, const ModelFile& file, const Options& o) {
   std::vector<std::string> prompts = load(set, file);
   std::size_t kept = 0;
   for (std::size_t p = 0; p < prompts.size(); p += o.every) std::swap(prompts[kept++], prompts[p]);
@@ -222,23 +264,34 @@ void measure(const std::string& set, const ModelFile& file, const Options& o) {
   }
   // The first pass reads the weights from the disk, which is charged to nobody.
   plain.run(tokenizer.encode(prompts[0], tokenizer.add_bos(), true), 1);
-  for (const std::string& prompt : prompts) {
+  for (std::size_t p = 0; p < prompts.size(); ++p) {
+    const std::string& prompt = prompts[p];
     const Tokens tokens = tokenizer.encode(prompt, tokenizer.add_bos(), true);
     rows[0].seconds += plain.run(tokens, o.tokens);
     rows[0].tokens += static_cast<double>(plain.text.size());
     rows[0].steps += static_cast<double>(plain.text.size());
     rows[0].rows += static_cast<double>(plain.text.size());
-    run(single, tokens, o, plain, rows[1]);
-    run(ours, tokens, o, plain, rows[2]);
+    run(single, tokens, o, plain, p * o.every, rows[1]);
+    run(ours, tokens, o, plain, p * o.every, rows[2]);
     if (o.peers.empty()) continue;
     run_peer("llama-lookahead", "", prompt, o, rows[3]);
     for (std::size_t d = 0; d < o.drafts.size(); ++d)
       run_peer("llama-lookup", "--spec-draft-n-max " + std::to_string(o.drafts[d]), prompt, o, rows[4 + d]);
   }
   std::printf("\n%s: %zu prompts, at most %zu tokens each\n%-24s %11s %10s %9s %9s  %s\n", set.c_str(), prompts.size(),
-              o.tokens, "", "tokens/step", "rows/step", "tokens/s", "of plain", "forks");
+              o.tokens, "", "tokens/step", "rows/step", "tokens/s", "of plain", "texts");
   for (const Row& row : rows) row.print(rows[0].tokens / rows[0].seconds);
+  std::size_t unexplained = 0;
+  for (const Row& row : rows)
+    for (const Fork& fork : row.forks) {
+      std::printf(
+          "%s, prompt %zu forks at token %zu: the best logits are %.4f apart, which the size of a batch changes by "
+          "%.4f\n",
+          row.name.c_str(), fork.prompt, fork.token, fork.gap, fork.noise);
+      unexplained += fork.near_tie() ? 0 : 1;
+    }
   std::fflush(stdout);
+  return unexplained;
 }
 
 /// A copy of a model with all matrices in F16, by llama.cpp's own conversion; it goes when the run ends.
@@ -282,9 +335,10 @@ int main(int argc, char** argv) {
   app.add_option("--peers", o.peers,
                  "Folder of llama-lookahead and llama-lookup: bin/ of what "
                  "examples/fetch_llama_cpp.sh --peers prints; without it they are left out");
-  app.add_option("--sets", o.sets, "code, docs, humaneval (raw), chat (in the model's chat template)")
+  app.add_option("--sets", o.sets,
+                 "code, docs, long (six of docs), humaneval, all raw; chat (in the model's chat template)")
       ->delimiter(',')
-      ->check(CLI::IsMember({"code", "docs", "humaneval", "chat"}));
+      ->check(CLI::IsMember({"code", "docs", "long", "humaneval", "chat"}));
   app.add_option("--drafts", o.drafts, "Draft lengths of llama-lookup")->delimiter(',')->check(CLI::Range(1, 64));
   app.add_option("--tokens", o.tokens, "Most tokens for each prompt")->check(CLI::PositiveNumber);
   app.add_option("--every", o.every, "Take every so many-th prompt of a set")->check(CLI::PositiveNumber);
@@ -301,8 +355,11 @@ int main(int argc, char** argv) {
     llama_model_desc(file.get(), about.data(), about.size());
     std::printf("%s, llama.cpp %s without flash attention, %d threads, load average %.1f\n", about.data(),
                 llama_version(), o.threads, load_average());
-    for (const std::string& set : o.sets) measure(set, file, o);
+    std::size_t unexplained = 0;
+    for (const std::string& set : o.sets) unexplained += measure(set, file, o);
     std::printf("\nload average %.1f at the end\n", load_average());
+    if (unexplained > 0)
+      throw std::runtime_error(std::to_string(unexplained) + " texts are neither identical nor near ties");
     return 0;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "llama_cpp: %s\n", error.what());

@@ -73,6 +73,7 @@ if [ "$target" = llama_cpp_generate ]; then
     options=(--model "$model")
   fi
   folder=$(bash "$root/examples/fetch_llama_cpp.sh")
+  build=$root/build/demo_llama_cpp # configured otherwise
   build "$target" "-DCMAKE_PREFIX_PATH=$folder" </dev/null >&2
 else
   build "$target" </dev/null >&2

