@@ -1,8 +1,9 @@
 /// @file llama_cpp.cpp
 /// Lookahead decoding on llama.cpp beside what llama.cpp has of its own, in one run: plain decoding, its lookahead
-/// example and its lookup example, with the same model, prompts and threads. Texts are compared with llama.cpp's own
-/// greedy loop. Where one forks, the distance of the two best logits there is told, and how far it changes in
-/// llama.cpp's own decoding with the size of a batch: a fork that this does not explain is an error.
+/// example and its lookup example, with the same model, prompts and threads; and beside the project's own CPU engine.
+/// Texts are compared with llama.cpp's own greedy loop. Where one forks, the distance of the two best logits there is
+/// told, and how far logits change with the size of a batch or the place in the cache in llama.cpp's own decoding, or
+/// with the engine: a fork that this does not explain is an error.
 
 #include "lookahead/adapters/llama_cpp.hpp"
 
@@ -31,6 +32,8 @@
 #include <utility>
 #include <vector>
 
+#include "engines/gguf.hpp"
+#include "engines/llama_engine.hpp"
 #include "llama_cpp_demo.hpp"
 #include "prompt_texts.hpp"
 
@@ -39,6 +42,8 @@
 namespace {
 
 using lookahead::LlamaCpp;
+using lookahead::engines::GgufFile;
+using lookahead::engines::LlamaEngine;
 using lookahead::examples::demo::ModelFile;
 using lookahead::examples::demo::Tokenizer;
 using Token = llama_token;
@@ -75,7 +80,8 @@ std::vector<std::string> load(const std::string& set, const ModelFile& file) {
 struct Fork {
   std::size_t prompt, token;
   double gap;    ///< distance of the two best logits of plain decoding there
-  double noise;  ///< how far that distance changes with the size of a batch, in llama.cpp's own decoding
+  double noise;  ///< how far logits change with the place in batch or cache, in llama.cpp's own decoding, or with the
+                 ///< engine
 
   /// Whether either token may come first by rounding alone.
   [[nodiscard]] bool near_tie() const { return gap <= 2 * noise; }
@@ -124,20 +130,37 @@ class Plain {
   std::vector<double> gaps{};
 
   /// How far the logit of `a` lies above that of `b` behind a text whose last token is evaluated alone, as in plain
-  /// decoding; and how far that changes when it is evaluated together with some before it, up to the whole text.
+  /// decoding; and how far that changes when it is evaluated together with some before it, up to the whole text, or
+  /// when the text lies elsewhere in the cache, behind a few tokens of another sequence.
   std::pair<double, double> distance(Tokens of, Token a, Token b) {
-    const auto with = [&](std::size_t rows) {
+    const auto with = [&](std::size_t rows, std::size_t shift) {
       llama_memory_clear(llama_get_memory(context_.get()), false);
+      for (std::size_t i = 0; i < shift; ++i) {
+        llama_pos position = static_cast<llama_pos>(i);
+        llama_seq_id other = 1, *others = &other;
+        std::int32_t count = 1;
+        llama_batch batch = {1, &of[0], nullptr, &position, &count, &others, nullptr};
+        if (llama_decode(context_.get(), batch) != 0) throw std::runtime_error("llama_decode failed");
+      }
       decode(std::span(of).first(of.size() - rows));
       decode(std::span(of).last(rows));
       const float* const logits = llama_get_logits_ith(context_.get(), -1);
       return double{logits[a]} - double{logits[b]};
     };
-    const double alone = with(1);
+    const double alone = with(1, 0);
     double change = 0;
     for (const std::size_t rows : {std::size_t{2}, std::size_t{4}, std::size_t{8}, std::size_t{16}, of.size()})
-      change = std::max(change, std::abs(with(std::min(rows, of.size())) - alone));
+      change = std::max(change, std::abs(with(std::min(rows, of.size()), 0) - alone));
+    for (const std::size_t shift : {1U, 3U, 7U, 13U}) change = std::max(change, std::abs(with(1, shift) - alone));
     return {alone, change};
+  }
+
+  /// The logits behind a text whose last token is evaluated alone. Valid until the next call.
+  std::span<const float> logits_behind(Tokens of) {
+    llama_memory_clear(llama_get_memory(context_.get()), false);
+    decode(std::span(of).first(of.size() - 1));
+    decode(std::span(of).last(1));
+    return {llama_get_logits_ith(context_.get(), -1), static_cast<std::size_t>(llama_vocab_n_tokens(vocabulary_))};
   }
 
   double run(Tokens prompt, std::size_t tokens) {
@@ -175,9 +198,13 @@ class Plain {
   const llama_vocab* vocabulary_;
 };
 
+/// How far two tokens are apart behind a text, and how far that may be off.
+using Distance = std::function<std::pair<double, double>(const Tokens& of, Token a, Token b)>;
+
 /// Our own decoding.
-void run(lookahead::Decoder<LlamaCpp>& decoder, const Tokens& prompt, const Options& o, Plain& plain,
-         std::size_t number, Row& row) {
+template <class M>
+void run(lookahead::Decoder<M>& decoder, const Tokens& prompt, const Options& o, const Plain& plain,
+         const Distance& distance, std::size_t number, Row& row) {
   decoder.start(prompt);
   Tokens text;
   const auto begin = Clock::now();
@@ -195,9 +222,38 @@ void run(lookahead::Decoder<LlamaCpp>& decoder, const Tokens& prompt, const Opti
     throw std::runtime_error("prompt " + std::to_string(number) + ": a text ends where plain decoding's does not");
   Tokens before = prompt;
   before.insert(before.end(), plain.text.begin(), same);
-  const auto [distance, noise] = plain.distance(before, *same, text[at]);
-  row.forks.push_back({number, at, std::max(plain.gaps[at], std::abs(distance)), noise});
+  const auto [apart, noise] = distance(before, *same, text[at]);
+  row.forks.push_back({number, at, std::max(plain.gaps[at], std::abs(apart)), noise});
 }
+
+/// The project's own CPU engine on the same file, where it can load it: its architecture is Llama's.
+class OwnEngine {
+ public:
+  OwnEngine(const GgufFile& file, const Options& o)
+      : engine_(file, {.context = o.context, .max_rows = static_cast<int>(o.rows), .threads = o.threads}) {}
+
+  [[nodiscard]] LlamaEngine& engine() { return engine_; }
+
+  /// The distance of two logits in llama.cpp, and by how much other logits of the two engines differ there.
+  std::pair<double, double> distance(Plain& plain, const Tokens& of, Token a, Token b) {
+    engine_.truncate(0);
+    engine_.prefill(std::span(of).first(of.size() - 1));
+    lookahead::TokenTreeStorage<Token, 1> tree;
+    tree.begin(static_cast<std::int32_t>(of.size() - 1), &of.back(), 1);
+    tree.want(0);
+    engine_.forward(tree.view());
+    const std::span<const float> own = engine_.logits(0), other = plain.logits_behind(of);
+    double mean = 0, change = 0;
+    for (std::size_t t = 0; t < own.size(); ++t) mean += (double{own[t]} - double{other[t]}) / double(own.size());
+    for (std::size_t t = 0; t < own.size(); ++t)
+      if (static_cast<Token>(t) != a && static_cast<Token>(t) != b)
+        change = std::max(change, std::abs(double{own[t]} - double{other[t]} - mean));
+    return {double{other[std::size_t(a)]} - double{other[std::size_t(b)]}, change};
+  }
+
+ private:
+  LlamaEngine engine_;
+};
 
 std::string quoted(const std::string& word) {
   std::string out = "'";
@@ -248,16 +304,36 @@ std::size_t measure(const std::string& set, const ModelFile& file, const Options
   llama_context_params params = LlamaCpp::default_params();
   params.n_ctx = static_cast<std::uint32_t>(o.context);
   params.n_threads = params.n_threads_batch = o.threads;
-  Plain plain(file, params);
+  llama_context_params two = params;
+  two.n_seq_max = 2;  // see Plain::distance
+  two.kv_unified = true;
+  Plain plain(file, two);
   LlamaCpp engine(file.get(), params, static_cast<int>(o.rows));
-  lookahead::Decoder<LlamaCpp>::Options options;
+  lookahead::DecoderOptions<Token> options;
   options.rows = o.rows;
   options.end_tokens.assign(tokenizer.eos().begin(), tokenizer.eos().end());
   lookahead::Decoder<LlamaCpp> ours(engine, options);
   options.rows = 1;
   lookahead::Decoder<LlamaCpp> single(engine, options);
 
+  std::optional<OwnEngine> own;
+  if (file.text("general.architecture") == "llama") own.emplace(GgufFile(std::filesystem::path(o.model)), o);
+  std::optional<lookahead::Decoder<LlamaEngine>> own_single, own_decoder;
+  if (own) {
+    own_single.emplace(own->engine(), options);
+    options.rows = o.rows;
+    own_decoder.emplace(own->engine(), options);
+  }
+  const Distance of_llama = [&](const Tokens& of, Token a, Token b) { return plain.distance(of, a, b); };
+  const Distance of_own = [&](const Tokens& of, Token a, Token b) { return own->distance(plain, of, a, b); };
+
   std::vector<Row> rows = {{.name = "plain (llama.cpp)"}, {.name = "ours, one row"}, {.name = "ours"}};
+  const std::size_t own_row = rows.size();
+  if (own) {
+    rows.push_back({.name = "our engine, plain"});
+    rows.push_back({.name = "our engine"});
+  }
+  const std::size_t peer_row = rows.size();
   if (!o.peers.empty()) {
     rows.push_back({.name = "llama-lookahead"});
     for (const int draft : o.drafts) rows.push_back({.name = "llama-lookup, draft " + std::to_string(draft)});
@@ -271,12 +347,16 @@ std::size_t measure(const std::string& set, const ModelFile& file, const Options
     rows[0].tokens += static_cast<double>(plain.text.size());
     rows[0].steps += static_cast<double>(plain.text.size());
     rows[0].rows += static_cast<double>(plain.text.size());
-    run(single, tokens, o, plain, p * o.every, rows[1]);
-    run(ours, tokens, o, plain, p * o.every, rows[2]);
+    run(single, tokens, o, plain, of_llama, p * o.every, rows[1]);
+    run(ours, tokens, o, plain, of_llama, p * o.every, rows[2]);
+    if (own) {
+      run(*own_single, tokens, o, plain, of_own, p * o.every, rows[own_row]);
+      run(*own_decoder, tokens, o, plain, of_own, p * o.every, rows[own_row + 1]);
+    }
     if (o.peers.empty()) continue;
-    run_peer("llama-lookahead", "", prompt, o, rows[3]);
+    run_peer("llama-lookahead", "", prompt, o, rows[peer_row]);
     for (std::size_t d = 0; d < o.drafts.size(); ++d)
-      run_peer("llama-lookup", "--spec-draft-n-max " + std::to_string(o.drafts[d]), prompt, o, rows[4 + d]);
+      run_peer("llama-lookup", "--spec-draft-n-max " + std::to_string(o.drafts[d]), prompt, o, rows[peer_row + 1 + d]);
   }
   std::printf("\n%s: %zu prompts, at most %zu tokens each\n%-24s %11s %10s %9s %9s  %s\n", set.c_str(), prompts.size(),
               o.tokens, "", "tokens/step", "rows/step", "tokens/s", "of plain", "texts");
@@ -285,9 +365,9 @@ std::size_t measure(const std::string& set, const ModelFile& file, const Options
   for (const Row& row : rows)
     for (const Fork& fork : row.forks) {
       std::printf(
-          "%s, prompt %zu forks at token %zu: the best logits are %.4f apart, which the size of a batch changes by "
-          "%.4f\n",
-          row.name.c_str(), fork.prompt, fork.token, fork.gap, fork.noise);
+          "%s, prompt %zu forks at token %zu: the best logits are %.4f apart, and the %s changes logits by %.4f\n",
+          row.name.c_str(), fork.prompt, fork.token, fork.gap,
+          row.name.starts_with("our engine") ? "engine" : "place in batch or cache", fork.noise);
       unexplained += fork.near_tie() ? 0 : 1;
     }
   std::fflush(stdout);
