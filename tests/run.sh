@@ -95,6 +95,13 @@ run_tests() {
   echo "== $name: $((SECONDS - start)) s"
 }
 
+# It needs a GPU for anything but saying so.
+gpu_tests() {
+  tests/gpu/run.sh
+  local status=$?
+  [ $status -eq 0 ] || [ $status -eq 77 ]
+}
+
 format() {
   find include examples tests bench \( -name '*.[ch]pp' -o -name '*.cu' -o -name '*.cuh' \) -print0 |
     xargs -0 clang-format-14 --dry-run -Werror
@@ -111,7 +118,7 @@ tidy() {
 }
 
 packages=(g++ cmake ninja-build ccache doctest-dev libbenchmark-dev libcli11-dev nlohmann-json3-dev libpcre2-dev
-  python3-pip)
+  libtbb-dev python3-pip)
 # llvm-14 has the symbolizer: without it a sanitizer's report names no function.
 [ "$presets" = gcc ] || packages+=(clang-14 libclang-rt-14-dev llvm-14 clang-format-14 clang-tidy-14)
 if command -v apt-get >/dev/null; then
@@ -136,6 +143,7 @@ done
 
 if [ "$presets" != gcc ]; then
   if command -v nvcc >/dev/null; then step "build nvcc" build nvcc; else note_skip "build nvcc: nvcc is not on PATH"; fi
+  step "device tests, where there is a device" gpu_tests
   step "format" format
   step "names and common mistakes (clang-tidy)" tidy
 fi

@@ -161,24 +161,18 @@ struct PoolRef {
   LOOKAHEAD_GROUP_FN template <class Tile, class Visit>
   LOOKAHEAD_HD void for_each(const Tile& tile, std::uint64_t context, Visit&& visit) const {
     const std::uint64_t placed = access.place(context);
-    const auto& words = access.words(tile);
     const PoolSet& set = sets[index(placed)];
-    std::uint32_t found =
-        words.match(set.key, PoolSet::fingerprint_mask, static_cast<std::uint32_t>(placed) & PoolSet::fingerprint_mask);
-    for (; found != 0; found &= found - 1) {
-      const int lane = lowest(found);
-      const std::uint32_t stamp = words.load(&set.stamp[lane]);
-      if (stamp <= words.load(&clock->floor)) continue;
-      const std::uint32_t k = words.load(&set.key[lane]);
-      const auto source = static_cast<Source>(k >> 3 & 3);
-      int rank = static_cast<int>(k & 7);
-      if (source != Source::recycled) {
-        const int newer = count_of(words.match(set.key, ~0U, k) & words.greater(set.stamp, stamp));
-        rank = newer < 7 ? newer : 7;
-      }
-      const std::uint32_t token = words.load(&set.token[lane]);
-      if (access.admits(token)) visit(source, rank, token, stamp);
-    }
+    const std::uint32_t found = access.words(tile).match(
+        set.key, PoolSet::fingerprint_mask, static_cast<std::uint32_t>(placed) & PoolSet::fingerprint_mask);
+    visit_lanes(tile, set, found, [&](std::uint32_t key, int rank, std::uint32_t token, std::uint32_t stamp) {
+      visit(static_cast<Source>(key >> 3 & 3), rank, token, stamp);
+    });
+  }
+
+  /// Calls visit(key, rank, token, stamp) for every entry of set number `set`; see PoolSet and `for_each`. O(1).
+  LOOKAHEAD_GROUP_FN template <class Tile, class Visit>
+  LOOKAHEAD_HD void for_each_in(const Tile& tile, std::uint32_t set, Visit&& visit) const {
+    visit_lanes(tile, sets[set], ~0U, visit);
   }
 
   /// Files `count` things in order, by all threads of the group; a set belongs to one tile, which keeps the order.
@@ -207,6 +201,23 @@ struct PoolRef {
   }
 
  private:
+  LOOKAHEAD_GROUP_FN template <class Tile, class Visit>
+  LOOKAHEAD_HD void visit_lanes(const Tile& tile, const PoolSet& set, std::uint32_t lanes, const Visit& visit) const {
+    const auto& words = access.words(tile);
+    for (; lanes != 0; lanes &= lanes - 1) {
+      const int lane = lowest(lanes);
+      const std::uint32_t stamp = words.load(&set.stamp[lane]);
+      if (stamp <= words.load(&clock->floor)) continue;
+      const std::uint32_t k = words.load(&set.key[lane]);
+      int rank = static_cast<int>(k & 7);
+      if (static_cast<Source>(k >> 3 & 3) != Source::recycled) {
+        const int newer = count_of(words.match(set.key, ~0U, k) & words.greater(set.stamp, stamp));
+        rank = newer < 7 ? newer : 7;
+      }
+      const std::uint32_t token = words.load(&set.token[lane]);
+      if (access.admits(token)) visit(k, rank, token, stamp);
+    }
+  }
   [[nodiscard]] LOOKAHEAD_HD std::uint32_t index(std::uint64_t placed) const {
     return static_cast<std::uint32_t>(((placed >> 32) * set_count) >> 32);
   }
