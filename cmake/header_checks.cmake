@@ -1,6 +1,6 @@
 # Every header must compile alone, and twice in one file, with the host compiler and with nvcc.
 #   header_checks  each .hpp with the host compiler, and one file that includes them all (clang-tidy reads that one)
-#   nvcc_checks    each .hpp and .cuh, and tests/nvcc_*.cu, with nvcc; needs LOOKAHEAD_NVCC_CHECKS
+#   nvcc_checks    each .hpp and .cuh, tests/nvcc_*.cu and tests/gpu, with nvcc; needs LOOKAHEAD_NVCC_CHECKS
 
 function(generate_header_sources output extension)
   set(sources "")
@@ -35,9 +35,9 @@ option(LOOKAHEAD_NVCC_CHECKS "Add the target nvcc_checks (needs the CUDA toolkit
 if(LOOKAHEAD_NVCC_CHECKS)
   enable_language(CUDA)
   generate_header_sources(header_sources cu ${checked_headers} ${lookahead_cuda_headers})
-  file(GLOB nvcc_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/nvcc_*.cu)
+  file(GLOB nvcc_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/nvcc_*.cu ${PROJECT_SOURCE_DIR}/tests/gpu/*.cu)
   add_library(nvcc_checks OBJECT EXCLUDE_FROM_ALL ${header_sources} ${nvcc_sources})
-  target_link_libraries(nvcc_checks PRIVATE ${checked_with})
+  target_link_libraries(nvcc_checks PRIVATE ${checked_with} doctest::doctest)
   # The standard is named here because CMake 3.25 drops CUDA_STANDARD 20 in silence. -Wpedantic cannot be asked for: the
   # host code that nvcc writes is not pedantic.
   target_compile_options(nvcc_checks PRIVATE -std=c++20 -Werror=all-warnings -Xcompiler=-Wall,-Wextra,-Wconversion,-Werror)
