@@ -29,7 +29,7 @@
 
 #include "lookahead/lookahead.hpp"
 
-#ifndef LOOKAHEAD_DEMO_ENGINE  // llama_cpp_generate.cpp brings another one
+#ifndef LOOKAHEAD_DEMO_ENGINE  // llama_cpp_generate.cpp and torch_generate.cpp bring others
 #define LOOKAHEAD_DEMO_ENGINE "engine_demo.hpp"
 #endif
 #include LOOKAHEAD_DEMO_ENGINE

@@ -20,23 +20,25 @@ inline std::vector<std::string> lines(const std::string& path) {
   return all;
 }
 
-/// Checks that the page shows the examples of the test, each once, and no other. An example lies between "// [name]"
-/// and "// []" in the test, and in a block of C++ on the page.
-inline void check_page(const std::string& page, const std::string& test) {
+/// Checks that the page shows the examples of the tests, each once, and no other. An example lies between "// [name]"
+/// and "// []" in a test, and in a block of C++ on the page.
+inline void check_page(const std::string& page, const std::vector<std::string>& tests) {
   std::vector<std::string> examples, shown;
   bool inside = false;
   std::size_t indent = 0;
-  for (const std::string& line : lines(test)) {
-    const std::size_t first = line.find_first_not_of(' ');
-    const std::string_view rest = first == std::string::npos ? "" : std::string_view(line).substr(first);
-    if (rest == "// []") {
-      inside = false;
-    } else if (rest.starts_with("// [") && rest.ends_with("]")) {
-      inside = true;
-      indent = first;
-      examples.emplace_back();
-    } else if (inside) {
-      examples.back() += line.empty() ? "\n" : line.substr(indent) + "\n";
+  for (const std::string& test : tests) {
+    for (const std::string& line : lines(test)) {
+      const std::size_t first = line.find_first_not_of(' ');
+      const std::string_view rest = first == std::string::npos ? "" : std::string_view(line).substr(first);
+      if (rest == "// []") {
+        inside = false;
+      } else if (rest.starts_with("// [") && rest.ends_with("]")) {
+        inside = true;
+        indent = first;
+        examples.emplace_back();
+      } else if (inside) {
+        examples.back() += line.empty() ? "\n" : line.substr(indent) + "\n";
+      }
     }
   }
   for (const std::string& line : lines(page)) {

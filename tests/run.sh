@@ -120,7 +120,7 @@ tidy() {
 packages=(g++ cmake ninja-build ccache doctest-dev libbenchmark-dev libcli11-dev nlohmann-json3-dev libpcre2-dev
   libtbb-dev python3-pip)
 # llvm-14 has the symbolizer: without it a sanitizer's report names no function.
-[ "$presets" = gcc ] || packages+=(clang-14 libclang-rt-14-dev llvm-14 clang-format-14 clang-tidy-14)
+[ "$presets" = gcc ] || packages+=(clang-14 libclang-rt-14-dev llvm-14 clang-format-14 clang-tidy-14 libtorch-dev)
 if command -v apt-get >/dev/null; then
   step "packages" install_missing "${packages[@]}"
 else

@@ -1,5 +1,5 @@
 // The examples of docs/adapting-an-engine.md, as they stand there: each compiles, runs and passes the conformance kit,
-// and is shown unchanged. An example lies between "// [name]" and "// []".
+// and is shown unchanged. An example lies between "// [name]" and "// []". Those for torch are in test_torch.cpp.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -234,5 +234,5 @@ TEST_CASE("an engine that cannot move rows conforms") {
 }
 
 TEST_CASE("the page shows these examples") {
-  doc_examples::check_page("docs/adapting-an-engine.md", "tests/test_adapting_doc.cpp");
+  doc_examples::check_page("docs/adapting-an-engine.md", {"tests/test_adapting_doc.cpp", "tests/test_torch.cpp"});
 }

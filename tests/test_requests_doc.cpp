@@ -288,5 +288,5 @@ TEST_CASE("every example runs, and does what is said of it") {
 }
 
 TEST_CASE("docs/requests.md shows the examples as they are") {
-  doc_examples::check_page("docs/requests.md", "tests/test_requests_doc.cpp");
+  doc_examples::check_page("docs/requests.md", {"tests/test_requests_doc.cpp"});
 }
