@@ -305,10 +305,12 @@ class Life {
       REQUIRE(std::memcmp(&q.tree, &host.tree, sizeof q.tree) == 0);
       REQUIRE(q.clock.now == host.pool.clock().now);
       REQUIRE(q.clock.floor == host.pool.clock().floor);
+      bool same = true;
       for (std::uint32_t k = 0; k < b.set_count; ++k) {
         const PoolSet set = host.pool.set(k);
-        REQUIRE(std::memcmp(&b.pool(i).sets[k], &set, sizeof set) == 0);
+        same = same && std::memcmp(&b.pool(i).sets[k], &set, sizeof set) == 0;
       }
+      REQUIRE(same);
       if (host.active) REQUIRE(b.row_limits[i] == host.row_limit);
     }
   }
@@ -333,7 +335,9 @@ class Life {
       REQUIRE(std::ranges::equal(view.positions(), std::span(p.positions + rows, at(view.size()))));
       REQUIRE(std::ranges::equal(view.parents(), std::span(p.parents + rows, at(view.size()))));
       REQUIRE(std::ranges::all_of(std::span(p.sequences + rows, at(view.size())), [&](int s) { return s == i; }));
-      for (const int row : view.wanted()) REQUIRE(p.wanted[wanted++] == rows + row);
+      REQUIRE(std::ranges::equal(view.wanted(), std::span(p.wanted + wanted, view.wanted().size()),
+                                 [&](int row, int packed) { return packed == rows + row; }));
+      wanted += static_cast<int>(view.wanted().size());
       std::vector<std::uint8_t> mask;
       if (words) {
         const TreeMask<Token> in_words(view, MaskColumns::tree, bucket);
@@ -353,13 +357,11 @@ class Life {
     REQUIRE(p.row_offsets[b.count] == rows);
     REQUIRE(p.wanted_offsets[b.count] == wanted);
     REQUIRE(p.mask_offsets[b.count] == mask_bytes);
-    for (int r = rows; r < b.count * bucket; ++r) {
-      REQUIRE(p.tokens[r] == 0);
-      REQUIRE(p.positions[r] == 0);
-      REQUIRE(p.parents[r] == -1);
-      REQUIRE(p.sequences[r] == -1);
-    }
-    for (int k = wanted; k < b.count * bucket; ++k) REQUIRE(p.wanted[k] == 0);
+    bool padded = true;
+    for (int r = rows; r < b.count * bucket; ++r)
+      padded = padded && p.tokens[r] == 0 && p.positions[r] == 0 && p.parents[r] == -1 && p.sequences[r] == -1;
+    for (int k = wanted; k < b.count * bucket; ++k) padded = padded && p.wanted[k] == 0;
+    REQUIRE(padded);
   }
 
   Device& device_;

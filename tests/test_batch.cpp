@@ -143,11 +143,11 @@ std::string message_of(F f) {
 }  // namespace
 
 TEST_CASE("one thread: a batch is the host classes, byte for byte") {
-  live_all(Serial{}, std::min(cases(1000), 5000) / 50, 100);
+  live_all(Serial{}, std::min(cases(1000), 4000) / 80, 100);
 }
 
 TEST_CASE("threads that run freely: a batch is the host classes, byte for byte") {
-  live_all(Threads{3, false}, std::min(cases(1000), 4000) / 500, 60);
+  live_all(Threads{3, false}, std::min(cases(1000), 4000) / 1000, 60);
 }
 
 TEST_CASE("threads in turns: a batch is the host classes, byte for byte, whatever their order") {
