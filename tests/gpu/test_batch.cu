@@ -11,6 +11,7 @@
 
 #include "../batch_cases.hpp"
 #include "../cases.hpp"
+#include "on_device.hpp"
 
 #include "lookahead/cuda/batch_lookahead.cuh"
 #include "lookahead/philox.hpp"
@@ -20,45 +21,6 @@ namespace {
 
 using namespace batch_cases;
 namespace gpu = lookahead::cuda;
-
-/// A copy on the device.
-template <class T>
-class OnDevice {
- public:
-  explicit OnDevice(const std::vector<T>& values) : OnDevice(values.size()) {
-    gpu::check(cudaMemcpy(data_, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice), "cudaMemcpy");
-  }
-  explicit OnDevice(std::size_t count) {
-    gpu::check(cudaMalloc(&data_, std::max<std::size_t>(count, 1) * sizeof(T)), "cudaMalloc");
-  }
-  OnDevice(const OnDevice&) = delete;
-  OnDevice& operator=(const OnDevice&) = delete;
-  ~OnDevice() { (void)cudaFree(data_); }
-
-  [[nodiscard]] T* data() const { return data_; }
-
-  [[nodiscard]] std::vector<T> values(std::size_t count) const {
-    std::vector<T> out(count);
-    gpu::check(cudaMemcpy(out.data(), data_, count * sizeof(T), cudaMemcpyDeviceToHost), "cudaMemcpy");
-    return out;
-  }
-
- private:
-  T* data_ = nullptr;
-};
-
-class Stream {
- public:
-  Stream() { gpu::check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreateWithFlags"); }
-  Stream(const Stream&) = delete;
-  Stream& operator=(const Stream&) = delete;
-  ~Stream() { (void)cudaStreamDestroy(stream_); }
-  operator cudaStream_t() const { return stream_; }  // NOLINT: it is one
-  void wait() const { gpu::check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize"); }
-
- private:
-  cudaStream_t stream_ = nullptr;
-};
 
 /// What a life drives: a batch on the device, and a copy of its memory to look at.
 template <int W, int N, int G>
@@ -195,7 +157,7 @@ TEST_CASE("draws on the device are SampleVerify's, but for the rounding of exp")
     batch.plan_async(1, stream);
     batch.sample_async(on_device.data(), vocabulary, vocabulary, tokens.data(), stream);
     stream.wait();
-    const Tokens drawn = tokens.values(sequences);
+    const Tokens drawn = tokens.values();
     for (int i = 0; i < sequences; ++i) {
       struct Row {
         using token_type = Token;

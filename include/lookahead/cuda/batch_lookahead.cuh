@@ -45,7 +45,7 @@ inline constexpr bool fits = sizeof(S) + sizeof(Block::Storage) + 1024 <= most_s
 
 template <bool Shared, class S>
 __device__ S& scratch_of(S* memory) {
-  extern __shared__ unsigned char lookahead_shared_memory[];
+  extern __shared__ __align__(16) unsigned char lookahead_shared_memory[];
   if constexpr (Shared) {
     return *reinterpret_cast<S*>(lookahead_shared_memory);
   } else {
@@ -54,7 +54,7 @@ __device__ S& scratch_of(S* memory) {
 }
 
 template <int W, int N, int G, class Token>
-__attribute__((visibility("hidden"))) __global__ void __launch_bounds__(threads)
+__attribute__((visibility("hidden"))) __global__ void __launch_bounds__(threads, 1)
     attach(Batch<W, N, G, Token> batch, int sequence, const Token* prompt, int count, SequenceOptions<Token> options,
            std::uint32_t generation, Scratch<W, N, G, Token>* memory) {
   __shared__ Block::Storage storage;
@@ -64,7 +64,7 @@ __attribute__((visibility("hidden"))) __global__ void __launch_bounds__(threads)
 }
 
 template <int W, int N, int G, class Token>
-__attribute__((visibility("hidden"))) __global__ void __launch_bounds__(threads)
+__attribute__((visibility("hidden"))) __global__ void __launch_bounds__(threads, 1)
     fork(Batch<W, N, G, Token> batch, int from, int to, std::uint64_t stream, std::uint32_t generation) {
   __shared__ Block::Storage storage;
   lookahead::detail::fork(Block(storage), batch, from, to, stream, generation);
@@ -82,7 +82,7 @@ __attribute__((visibility("hidden"))) __global__ void set_limits(Batch<W, N, G, 
 }
 
 template <int W, int N, int G, class Token>
-__attribute__((visibility("hidden"))) __global__ void __launch_bounds__(threads)
+__attribute__((visibility("hidden"))) __global__ void __launch_bounds__(threads, 1)
     plan(Batch<W, N, G, Token> batch, int bucket, Scratch<W, N, G, Token>* memory) {
   __shared__ Block::Storage storage;
   using S = Scratch<W, N, G, Token>;
@@ -91,7 +91,7 @@ __attribute__((visibility("hidden"))) __global__ void __launch_bounds__(threads)
 }
 
 template <int W, int N, int G, class Token>
-__attribute__((visibility("hidden"))) __global__ void __launch_bounds__(threads)
+__attribute__((visibility("hidden"))) __global__ void __launch_bounds__(threads, 1)
     pack(Batch<W, N, G, Token> batch, int bucket) {
   __shared__ Block::Storage storage;
   __shared__ lookahead::detail::PackScratch scratch;
@@ -99,7 +99,7 @@ __attribute__((visibility("hidden"))) __global__ void __launch_bounds__(threads)
 }
 
 template <int W, int N, int G, class Token, class Logit>
-__attribute__((visibility("hidden"))) __global__ void __launch_bounds__(threads)
+__attribute__((visibility("hidden"))) __global__ void __launch_bounds__(threads, 1)
     sample(Batch<W, N, G, Token> batch, const Logit* logits, std::size_t row_stride, int vocabulary, Token* tokens) {
   __shared__ Block::Storage storage;
   __shared__ lookahead::detail::DrawScratch scratch;
@@ -108,7 +108,7 @@ __attribute__((visibility("hidden"))) __global__ void __launch_bounds__(threads)
 }
 
 template <int W, int N, int G, class Token>
-__attribute__((visibility("hidden"))) __global__ void __launch_bounds__(threads)
+__attribute__((visibility("hidden"))) __global__ void __launch_bounds__(threads, 1)
     resolve(Batch<W, N, G, Token> batch, lookahead::detail::Choices<Token> choices, Scratch<W, N, G, Token>* memory) {
   __shared__ Block::Storage storage;
   using S = Scratch<W, N, G, Token>;
