@@ -14,6 +14,7 @@
 #error "lookahead/cuda/bulk_pool.cuh needs Thrust: it comes with the CUDA toolkit, in include/cccl."
 #endif
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <new>
@@ -99,7 +100,9 @@ class Temporary {
 /// Where bulk work runs. A runner has
 /// 1. `policy`, for Thrust's algorithms;
 /// 2. `each(n, f)` and `each_tile(n, f)`: they call f(i) or f(tile, i) for all i in [0, n), in any order;
-/// 3. `read(from)` and `write(to, value)`: one word where the pool lies.
+/// 3. `read(from)` and `write(to, value)`: one word where the pool lies;
+/// 4. `sort(order, other, n, bits)`: sorts n keys whose lower halves ascend, by the bits [32, 32 + bits); returns
+/// `order` or `other`, whichever has the result.
 template <class Policy>
 struct HostRunner {
   using policy_type = Policy;
@@ -123,6 +126,10 @@ struct HostRunner {
     return *from;
   }
   void write(std::uint32_t* to, std::uint32_t value) const { *to = value; }
+  std::uint64_t* sort(std::uint64_t* order, std::uint64_t*, std::size_t n, int) const {
+    thrust::sort(policy, order, order + n);
+    return order;
+  }
 
   const Policy& policy;
 };
@@ -175,12 +182,23 @@ struct FileSet {
   }
 };
 
-/// Files `things(i)` with the stamp now + 1 + i, for all i in [0, n), in order within each set. `order` and `begins`
-/// are [n]. n < 2^28, so that stamps do not overflow.
-template <class Runner, class Things>
-void file_ordered(const Runner& runner, const NGramPoolRef& pool, std::uint64_t* order, std::uint32_t* begins,
-                  std::size_t n, const Things& things, std::uint32_t now) {
-  thrust::sort(runner.policy, order, order + n);
+/// Temporary memory for n things that are filed at once.
+template <class Policy>
+struct FilingScratch {
+  FilingScratch(const Policy& policy, std::size_t n) : order(policy, n), other(policy, n), begins(policy, n) {}
+  Temporary<std::uint64_t, Policy> order, other;
+  Temporary<std::uint32_t, Policy> begins;
+};
+
+/// Files `things(i)` with the stamp now + 1 + i, for all i in [0, n), in order within each set. scratch.order[i] says
+/// where. n < 2^28, so that stamps do not overflow.
+template <class Runner, class Scratch, class Things>
+void file_ordered(const Runner& runner, const NGramPoolRef& pool, const Scratch& scratch, std::size_t n,
+                  const Things& things, std::uint32_t now) {
+  // Bits enough for `not_filed` to come last.
+  const std::uint64_t* const order =
+      runner.sort(scratch.order.data(), scratch.other.data(), n, static_cast<int>(std::bit_width(pool.set_count)));
+  std::uint32_t* const begins = scratch.begins.data();
   const thrust::counting_iterator<std::uint32_t> numbers(0);
   const auto sets = static_cast<std::uint64_t>(
       thrust::copy_if(runner.policy, numbers, numbers + static_cast<std::uint32_t>(n), begins, BeginsSet{order}) -
@@ -249,7 +267,7 @@ std::uint64_t first_of(const Runner& runner, std::size_t texts, const NextLook& 
                                   thrust::minimum<std::uint64_t>());
 }
 
-/// Tokens that are filed at once: their temporary memory is 140 bytes each, and what sorting needs.
+/// Tokens that are filed at once: their temporary memory is 196 bytes each, and what sorting needs.
 constexpr std::uint64_t fill_piece = std::uint64_t{1} << 18;
 
 template <class Runner, class Token>
@@ -265,8 +283,7 @@ void bulk_fill(const Runner& runner, const NGramPoolRef& pool, const Texts<Token
   if (place == end) return;
   most = end - place < most ? end - place : most;
   const Temporary<std::uint64_t, Policy> context(runner.policy, most * context_length_count);
-  const Temporary<std::uint64_t, Policy> order(runner.policy, most * context_length_count);
-  const Temporary<std::uint32_t, Policy> begins(runner.policy, most * context_length_count);
+  const FilingScratch<Policy> scratch(runner.policy, most * context_length_count);
   for (std::uint32_t now = runner.read(&pool.clock->now); place < end;) {
     // Where one-by-one filing would find that stamps have run out.
     const std::uint64_t left =
@@ -277,8 +294,8 @@ void bulk_fill(const Runner& runner, const NGramPoolRef& pool, const Texts<Token
       late = end;  // new stamps last for more tokens than a piece has
     }
     const std::uint64_t size = (late < end ? late : end) - place, count = size < most ? size : most;
-    runner.each(count, HashContexts<Token>{texts, place, pool, context.data(), order.data()});
-    file_ordered(runner, pool, order.data(), begins.data(), count * context_length_count,
+    runner.each(count, HashContexts<Token>{texts, place, pool, context.data(), scratch.order.data()});
+    file_ordered(runner, pool, scratch, count * context_length_count,
                  TextThings<Token>{context.data(), texts.tokens + place}, now);
     now += static_cast<std::uint32_t>(count) * context_length_count;
     place += count;
@@ -305,14 +322,13 @@ void bulk_insert(const Runner& runner, const NGramPoolRef& pool, const PoolInser
   constexpr std::size_t batch = std::size_t{1} << 16;
   const std::size_t most = count < batch ? count : batch;
   if (count == 0) return;
-  const Temporary<std::uint64_t, Policy> order(runner.policy, most);
-  const Temporary<std::uint32_t, Policy> begins(runner.policy, most);
+  const FilingScratch<Policy> scratch(runner.policy, most);
   std::uint32_t now = runner.read(&pool.clock->now);
   for (std::size_t done = 0; done < count; done += most) {
     const std::size_t n = count - done < most ? count - done : most;
     now = empty_if_late(runner, pool, now);
-    runner.each(n, OrderThings{pool, what + done, order.data()});
-    file_ordered(runner, pool, order.data(), begins.data(), n, GivenThings{what + done}, now);
+    runner.each(n, OrderThings{pool, what + done, scratch.order.data()});
+    file_ordered(runner, pool, scratch, n, GivenThings{what + done}, now);
     now += static_cast<std::uint32_t>(n);
   }
 }

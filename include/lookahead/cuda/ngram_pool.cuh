@@ -4,10 +4,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cub/device/device_radix_sort.cuh>
 #include <cuda_runtime.h>
 #include <string>
 #include <thrust/system/cuda/execution_policy.h>
+#include <thrust/system_error.h>
 #include <type_traits>
+#include <vector>
 
 #include "lookahead/cuda/bulk_pool.cuh"
 #include "lookahead/cuda/error.cuh"
@@ -60,29 +63,72 @@ struct StreamRunner {
   void write(std::uint32_t* to, std::uint32_t value) const {
     check(cudaMemcpyAsync(to, &value, sizeof value, cudaMemcpyHostToDevice, stream), "cudaMemcpyAsync");
   }
+  /// A radix sort of the few bits that tell sets apart. It is stable.
+  std::uint64_t* sort(std::uint64_t* order, std::uint64_t* other, std::size_t n, int bits) const {
+    const auto sorted = [&](void* memory, std::size_t& bytes) {
+      check(cub::DeviceRadixSort::SortKeys(memory, bytes, order, other, n, 32, 32 + bits, stream),
+            "cub::DeviceRadixSort");
+    };
+    std::size_t bytes = 0;
+    sorted(nullptr, bytes);
+    const lookahead::detail::Temporary<char, Policy> memory(policy, bytes);
+    sorted(memory.data(), bytes);
+    return other;
+  }
 
   const Policy& policy;
   cudaStream_t stream;
 };
 
-/// Temporary memory of Thrust's algorithms, in the order of a stream.
-struct StreamAllocator {
+/// Temporary memory in the order of a stream; what is returned is given out again, and freed at the end.
+class StreamAllocator {
+ public:
   using value_type = char;
-  char* allocate(std::ptrdiff_t bytes) const {
+
+  explicit StreamAllocator(cudaStream_t stream) : stream_(stream) {}
+  StreamAllocator(const StreamAllocator&) = delete;
+  StreamAllocator& operator=(const StreamAllocator&) = delete;
+  ~StreamAllocator() {
+    for (const Block& block : blocks_) cudaFreeAsync(block.memory, stream_);
+  }
+
+  char* allocate(std::ptrdiff_t count) {
+    const auto bytes = static_cast<std::size_t>(count);
+    for (Block& block : blocks_)
+      if (!block.taken && block.bytes == bytes) {
+        block.taken = true;
+        return block.memory;
+      }
+    blocks_.reserve(blocks_.size() + 1);
     void* memory = nullptr;
-    check(cudaMallocAsync(&memory, static_cast<std::size_t>(bytes), stream), "cudaMallocAsync");
+    check(cudaMallocAsync(&memory, bytes, stream_), "cudaMallocAsync");
+    blocks_.push_back({static_cast<char*>(memory), bytes, true});
     return static_cast<char*>(memory);
   }
-  void deallocate(char* memory, std::size_t) const { cudaFreeAsync(memory, stream); }
-  cudaStream_t stream;
+  void deallocate(char* memory, std::size_t) {
+    for (Block& block : blocks_) block.taken = block.taken && block.memory != memory;
+  }
+
+ private:
+  struct Block {
+    char* memory;
+    std::size_t bytes;
+    bool taken;
+  };
+  cudaStream_t stream_;
+  std::vector<Block> blocks_;
 };
 
 /// Calls f(runner) and waits for the stream.
 template <class F>
 void on_stream(cudaStream_t stream, const F& f) {
-  StreamAllocator allocator{stream};
+  StreamAllocator allocator(stream);
   const auto policy = thrust::cuda::par_nosync(allocator).on(stream);
-  f(StreamRunner<std::remove_const_t<decltype(policy)>>{policy, stream});
+  try {
+    f(StreamRunner<std::remove_const_t<decltype(policy)>>{policy, stream});
+  } catch (const thrust::system_error& error) {
+    throw Error("an algorithm of Thrust", static_cast<cudaError_t>(error.code().value()));
+  }
   check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
 }
 
