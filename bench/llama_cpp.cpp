@@ -129,9 +129,9 @@ class Plain {
   Tokens text{};
   std::vector<double> gaps{};
 
-  /// How far the logit of `a` lies above that of `b` behind a text whose last token is evaluated alone, as in plain
-  /// decoding; and how far that changes when it is evaluated together with some before it, up to the whole text, or
-  /// when the text lies elsewhere in the cache, behind a few tokens of another sequence.
+  /// How far the logit of `a` lies above that of `b` behind a text whose last 64 tokens are evaluated one by one, as in
+  /// plain decoding; and how far that changes when they are evaluated several at a time, or when the text lies
+  /// elsewhere in the cache, behind a few tokens of another sequence.
   std::pair<double, double> distance(Tokens of, Token a, Token b) {
     const auto with = [&](std::size_t rows, std::size_t shift) {
       llama_memory_clear(llama_get_memory(context_.get()), false);
@@ -142,15 +142,16 @@ class Plain {
         llama_batch batch = {1, &of[0], nullptr, &position, &count, &others, nullptr};
         if (llama_decode(context_.get(), batch) != 0) throw std::runtime_error("llama_decode failed");
       }
-      decode(std::span(of).first(of.size() - rows));
-      decode(std::span(of).last(rows));
+      const std::size_t tail = of.size() - std::min<std::size_t>(64, of.size());
+      decode(std::span(of).first(tail));
+      for (std::size_t i = tail; i < of.size(); i += rows)
+        decode(std::span(of).subspan(i, std::min(rows, of.size() - i)));
       const float* const logits = llama_get_logits_ith(context_.get(), -1);
       return double{logits[a]} - double{logits[b]};
     };
     const double alone = with(1, 0);
     double change = 0;
-    for (const std::size_t rows : {std::size_t{2}, std::size_t{4}, std::size_t{8}, std::size_t{16}, of.size()})
-      change = std::max(change, std::abs(with(std::min(rows, of.size()), 0) - alone));
+    for (const std::size_t rows : {2, 3, 4, 6, 8, 16, 64}) change = std::max(change, std::abs(with(rows, 0) - alone));
     for (const std::size_t shift : {1U, 3U, 7U, 13U}) change = std::max(change, std::abs(with(1, shift) - alone));
     return {alone, change};
   }
