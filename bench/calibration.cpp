@@ -66,9 +66,8 @@ void compare(const Estimates& before, const Estimates& after, Account& a) {
     }
 }
 
-void decode(LlamaEngine& engine, const Tokens& prompt, std::size_t tokens, std::size_t rows, const Tokens& end_tokens,
-            Account& a) {
-  lookahead::NGramPool<std::int32_t> pool;
+void decode(LlamaEngine& engine, lookahead::NGramPool<std::int32_t>& pool, const Tokens& prompt, std::size_t tokens,
+            std::size_t rows, const Tokens& end_tokens, Account& a) {
   const auto step = std::make_unique<Step>();
   const auto tree = std::make_unique<Step::Tree>();
   engine.truncate(0);
@@ -151,7 +150,8 @@ int main(int argc, char** argv) {
   std::size_t tokens = 128, every = 1;
   int threads = static_cast<int>(std::thread::hardware_concurrency());
   std::string svg;
-  bool details = false;
+  bool details = false, keep_pool = false;
+  std::size_t slots = lookahead::PoolMemory::default_slots;
   CLI::App app("Expected and real tokens per step; run it in the root of the repository.");
   app.option_defaults()->always_capture_default();
   model.declare(app);
@@ -162,6 +162,9 @@ int main(int argc, char** argv) {
   app.add_option("--tokens", tokens, "Most tokens for each prompt")->check(CLI::PositiveNumber);
   app.add_option("--every", every, "Take every so many-th prompt of a set")->check(CLI::PositiveNumber);
   app.add_option("--threads", threads, "Threads")->check(CLI::Range(1, 256));
+  app.add_option("--pool-slots", slots, "Entries of the pool")
+      ->check(CLI::Range(std::size_t{1}, lookahead::PoolMemory::max_slots));
+  app.add_flag("--keep-pool", keep_pool, "Keeps the pool from prompt to prompt");
   app.add_option("--plot", svg, "Writes the reliability of the last table here, as SVG; needs gnuplot");
   app.add_flag("--details", details, "Tables by class, by run, by what a row is expected to yield");
   CLI11_PARSE(app, argc, argv);
@@ -175,8 +178,11 @@ int main(int argc, char** argv) {
       const std::vector<Tokens> prompts = lookahead::bench::load_prompts(set, file, tokenizer);
       for (const std::size_t limit : rows) {
         Account a;
-        for (std::size_t p = 0; p < prompts.size(); p += every)
-          decode(engine, prompts[p], tokens, limit, end_tokens, a);
+        lookahead::NGramPool<std::int32_t> pool(slots);
+        for (std::size_t p = 0; p < prompts.size(); p += every) {
+          if (!keep_pool) pool.reset();
+          decode(engine, pool, prompts[p], tokens, limit, end_tokens, a);
+        }
         std::printf("%s, at most %zu rows: %.2f tokens a step, expected %.2f (%+.1f%%), %.1f rows\n", set.c_str(),
                     limit, a.tokens / a.steps, a.expected / a.steps, 100 * (a.expected / a.tokens - 1),
                     a.rows / a.steps);
