@@ -324,7 +324,7 @@ TEST_CASE("what is learnt is nearly as good as what is known") {
 }
 
 TEST_CASE("that steps are slow the first time they have so many rows keeps no rows from them") {
-  const auto sequence = [](int) { return decaying(0.9, 0.95, 63); };
+  const auto sequence = [](int i) { return decaying(i % 4 == 3 ? 0.6 : 0.02, 0.8, 63); };
   for (const auto& curve : {steep, bent, flat}) {
     BatchController controller;
     Machine machine{.curve = curve, .spikes = 0, .first_time = 5};
@@ -393,4 +393,89 @@ TEST_CASE("learnt times never fall with the rows, whatever was measured") {
       REQUIRE(cost.time(StepCost::row_limit) < StepCost::time_limit);
     }
   }
+}
+
+namespace {
+
+/// A request of `steps` steps whose trees have `rows` rows without a window; `yield(k)` says what the window gives in
+/// the k-th step of a run with it. Gives the time of all steps, of those with a window, and what the window took.
+struct Window {
+  double time = 0, with = 0, extra = 0;
+  int last_on = -1;
+};
+
+template <class Yield>
+Window with_window(const StepCost& cost, int steps, int rows, const Yield& yield) {
+  constexpr int window_rows = 10;
+  WindowSwitch window;
+  Window w;
+  for (int i = 0, run = 0; i < steps; ++i) {
+    const bool on = window.on();
+    run = on ? run + 1 : 0;
+    StepReport<8> report{};
+    report.rows = rows + (on ? window_rows : 0);
+    report.drafted[static_cast<int>(Origin::window_row)][0] = on ? window_rows : 0;
+    const int got = on ? yield(run) : 0;
+    report.accepted[static_cast<int>(Origin::window)][0] = static_cast<std::int16_t>(got);
+    report.tokens = 2 + got;
+    const double time = cost.time(static_cast<std::size_t>(report.rows));
+    w.time += time;
+    if (on) {
+      w.with += time;
+      w.extra += time - cost.time(static_cast<std::size_t>(rows));
+      w.last_on = i;
+    }
+    window.observe(report, window_rows, cost);
+  }
+  return w;
+}
+
+StepCost table(double slope) {
+  std::vector<std::uint32_t> time;
+  for (int r = 0; r < 64; ++r) time.push_back(static_cast<std::uint32_t>(10000 * (1 + slope * r)));
+  return StepCost::given(time);
+}
+
+}  // namespace
+
+TEST_CASE("a window that yields nothing is tried at 1% of the time, and one that pays runs") {
+  for (const double slope : {0.0002, 0.01, 0.3}) {
+    CAPTURE(slope);
+    const Window none = with_window(table(slope), 20000, 4, [](int) { return 0; });
+    CHECK(none.extra > 0);
+    CHECK(none.extra < 0.0105 * none.time);
+  }
+  // Half a token a step is worth a quarter of a step: more than ten rows at 0.01, less than at 0.3.
+  const auto half = [](int run) { return run > 4 ? run % 2 : 0; };
+  const Window pays = with_window(table(0.01), 2000, 4, half);
+  CHECK(pays.with > 0.7 * pays.time);
+  const Window does_not = with_window(table(0.3), 20000, 4, half);
+  CHECK(does_not.extra < 0.0105 * does_not.time);
+  // What paid for a while and does no more.
+  const Window ends = with_window(table(0.01), 1200, 4, [](int run) { return run > 4 && run < 300 ? run % 2 : 0; });
+  CHECK(ends.with > 0.1 * ends.time);
+  CHECK(ends.with < 0.6 * ends.time);
+}
+
+TEST_CASE("where rows are free the window is on from the start") {
+  const Window w = with_window(StepCost::none(), 10, 4, [](int) { return 0; });
+  CHECK(w.last_on == 9);
+  CHECK(w.with >= 9);
+}
+
+TEST_CASE("with a given cost a window that does not pay leaves the trees as they are without one") {
+  std::vector<std::uint32_t> time;
+  for (std::uint32_t r = 0; r < 64; ++r) time.push_back(1000 + 500 * r);
+  testing::OracleOptions how;
+  how.vocabulary = 200;
+  how.repetition = 0.9;
+  const auto decode = [&](std::int32_t w) {
+    OracleModel<> model(how);
+    Decoder<OracleModel<>> decoder(model, {.shape = {.w = w}, .cost = StepCost::given(time)});
+    std::vector<Token> text;
+    const std::vector<Token> prompt{1, 2, 3};
+    const Generation done = decoder.generate(prompt, 200, [&](Token t) { text.push_back(t); });
+    return std::pair(done.rows, text);
+  };
+  CHECK(decode(0) == decode(15));
 }

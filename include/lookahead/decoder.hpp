@@ -24,6 +24,7 @@
 #include "lookahead/sink.hpp"
 #include "lookahead/step_cost.hpp"
 #include "lookahead/verify_policy.hpp"
+#include "lookahead/window_switch.hpp"
 
 namespace lookahead {
 
@@ -47,7 +48,7 @@ struct Interrupt {
 /// What a decoder may do.
 template <class Token = std::int32_t>
 struct DecoderOptions {
-  Shape shape{};           ///< growth without a window
+  Shape shape{};           ///< growth without a window; with one, it runs while it pays
   std::size_t rows = 64;   ///< most rows of a step; 1 is plain decoding
   StepCost cost{};         ///< how many of them pay: learnt, given, or `StepCost::none()`, with which all do
   std::uint64_t seed = 0;  ///< picks the window's first guesses; never changes the text
@@ -158,6 +159,7 @@ class Decoder {
     if constexpr (requires { pool_.reset(); }) {
       if (!options_.keep_pool) pool_.reset();
     }
+    if (!controller_.cost().learns()) window_ = {};
     step_.start(pool_, prompt, options_.seed);
     text_.assign(prompt.begin(), prompt.end());
     active_ = true;
@@ -392,12 +394,15 @@ class Decoder {
     using Clock = std::chrono::steady_clock;
     const bool timed = controller_.cost().learns();
     const Clock::time_point begin = timed ? Clock::now() : Clock::time_point{};
-    if (options_.shape.mode == ShapeMode::growth) {
-      const auto window_rows = static_cast<std::size_t>(std::clamp(options_.shape.w, 0, W) * (N - 1));
-      const std::size_t worth = step_.pending().size() - 1 + window_rows + controller_.rows_worth_planning();
+    Shape shape = options_.shape;
+    const auto window_rows = static_cast<std::size_t>(std::clamp(shape.w, 0, W) * (std::clamp(shape.n, 2, N) - 1));
+    if (shape.mode == ShapeMode::growth) {
+      if (!window_.on() && !controller_.cost().free()) shape.w = 0;
+      const std::size_t worth =
+          step_.pending().size() - 1 + (shape.w > 0 ? window_rows : 0) + controller_.rows_worth_planning();
       limits.rows = bounded(std::min(static_cast<std::size_t>(limits.rows), worth));
     }
-    step_.plan(pool_, options_.shape, limits, tree_);
+    step_.plan(pool_, shape, limits, tree_);
     const RowOffer offer = step_.offer();
     std::int32_t rows = 0;
     controller_.choose({&offer, 1}, {&rows, 1}, model_.context_size());
@@ -461,6 +466,7 @@ class Decoder {
     else if (n == max_tokens)
       stop_ = StopReason::max_tokens;
     step_.apply(pool_, kept);
+    if (window_rows > 0) window_.observe(step_.report(), window_rows, controller_.cost());
     if (timed && n > 0)
       controller_.observe(static_cast<std::size_t>(step_.report().rows),
                           std::chrono::duration<double, std::nano>(Clock::now() - begin).count());
@@ -555,6 +561,7 @@ class Decoder {
   [[no_unique_address]] V verify_;
   P pool_;
   BatchController controller_;
+  WindowSwitch window_;
   Step step_;
   typename Step::Tree tree_;
   std::vector<token_type> text_;

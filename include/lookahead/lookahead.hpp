@@ -26,3 +26,4 @@
 #include "lookahead/text_stream.hpp"        // IWYU pragma: export
 #include "lookahead/token_tree.hpp"         // IWYU pragma: export
 #include "lookahead/verify_policy.hpp"      // IWYU pragma: export
+#include "lookahead/window_switch.hpp"      // IWYU pragma: export

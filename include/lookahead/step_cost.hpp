@@ -83,8 +83,9 @@ class StepCost {
     fit();
   }
 
-  /// Whether a step of the class of `rows` was ever measured, in this range or the one it started from.
-  [[nodiscard]] bool known(std::size_t rows) const noexcept { return here()[class_of(rows)].count > 0; }
+  /// Whether a step of the class of `rows` was ever measured, in this range or the one it started from, and that is
+  /// believed.
+  [[nodiscard]] bool known(std::size_t rows) const noexcept { return known_[class_of(rows)]; }
 
   /// Whether a step can have taken so long: more than nothing, at most a day.
   [[nodiscard]] static constexpr bool usable(double nanoseconds) noexcept {
@@ -157,7 +158,7 @@ class StepCost {
   void fit() noexcept {
     // A first measurement may be far too slow: memory is touched, kernels are loaded, graphs are built. It counts where
     // it is near the line through what is known of fewer rows.
-    std::array<bool, class_count> counts{};
+    known_ = {};
     std::size_t first = class_count, a = 0;
     double slope = 0;
     for (std::size_t c = 0; c < class_count; ++c) {
@@ -170,7 +171,7 @@ class StepCost {
         if (m.count == 1 && m.time > doubtful * (here()[a].time + slope * rows_between(a, c))) continue;
         slope = std::max(0.0, (m.time - here()[a].time) / rows_between(a, c));
       }
-      counts[c] = true;
+      known_[c] = true;
       a = c;
     }
     if (first == class_count) return;
@@ -178,7 +179,7 @@ class StepCost {
     std::array<double, class_count> time;
     double least = std::numeric_limits<double>::infinity();
     for (std::size_t c = class_count; c-- > 0;) {
-      if (counts[c]) least = std::min(least, here()[c].time);
+      if (known_[c]) least = std::min(least, here()[c].time);
       time[c] = least;
     }
     unit_ = time[first] / one_row;
@@ -186,7 +187,7 @@ class StepCost {
     a = first;
     slope = first_slope * time[a];
     for (std::size_t c = a + 1; c < class_count; ++c) {
-      if (counts[c]) {
+      if (known_[c]) {
         const double rise = (time[c] - time[a]) / rows_between(a, c);
         for (std::size_t k = a + 1; k < c; ++k) time[k] = time[a] + rise * rows_between(a, k);
         slope = rise;
@@ -209,6 +210,7 @@ class StepCost {
   std::vector<std::uint32_t> table_;
   std::array<Curve, range_count> ranges_{};
   std::array<std::uint32_t, class_count> fitted_{};
+  std::array<bool, class_count> known_{};  ///< the classes that `fitted_` goes through
   std::size_t range_ = 0;
   double unit_ = 1;
 };
