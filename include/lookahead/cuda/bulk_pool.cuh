@@ -7,8 +7,8 @@
 /// Whatever runs it, a pool holds afterwards what one-by-one calls leave in it, slot by slot: things are sorted by set,
 /// and one worker takes the things of a set in their order.
 ///
-/// All calls return when their work is done. They take temporary memory, 100 MB at most, and throw std::bad_alloc where
-/// there is none; then nothing was changed.
+/// All calls return when their work is done. They take temporary memory, under 100 MB for filing and 4 bytes a set for
+/// taking out, and throw std::bad_alloc where there is none; then a pool may be filled in part.
 
 #if !__has_include(<thrust/version.h>)
 #error "lookahead/cuda/bulk_pool.cuh needs Thrust: it comes with the CUDA toolkit, in include/cccl."
