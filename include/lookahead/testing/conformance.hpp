@@ -1006,7 +1006,7 @@ class Conformance {
     for (const Tokens& prompt : prompts) {
       const Tokens expected = plain_decode(model, std::span<const Token>(prompt), options_.tokens);
       Tokens decoded;
-      Decoder<M, 5, 4, 5> decoder(model, {.shape = {.w = 5}, .rows = 16});
+      Decoder<M, 5, 4, 5> decoder(model, {.shape = {.w = 5}, .rows = 16, .cost = StepCost::none()});
       decoder.generate(prompt, options_.tokens, [&](std::span<const Token> block) {
         decoded.insert(decoded.end(), block.begin(), block.end());
       });
