@@ -151,7 +151,8 @@ class Plain {
     };
     const double alone = with(1, 0);
     double change = 0;
-    for (const std::size_t rows : {2, 3, 4, 6, 8, 16, 64}) change = std::max(change, std::abs(with(rows, 0) - alone));
+    for (const std::size_t rows : {2U, 3U, 4U, 6U, 8U, 16U, 64U})
+      change = std::max(change, std::abs(with(rows, 0) - alone));
     for (const std::size_t shift : {1U, 3U, 7U, 13U}) change = std::max(change, std::abs(with(1, shift) - alone));
     return {alone, change};
   }
