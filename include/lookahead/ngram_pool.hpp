@@ -125,7 +125,9 @@ struct PoolRef {
   [[no_unique_address]] Access access{};
 
   /// The number of the set in which a context is filed.
-  [[nodiscard]] LOOKAHEAD_HD std::uint32_t set_of(std::uint64_t context) const { return index(access.place(context)); }
+  LOOKAHEAD_GROUP_FN [[nodiscard]] LOOKAHEAD_HD std::uint32_t set_of(std::uint64_t context) const {
+    return index(access.place(context));
+  }
 
   /// Announces a look-up: those that are announced together wait for memory together.
   LOOKAHEAD_GROUP_FN template <class Tile>
