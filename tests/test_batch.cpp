@@ -24,23 +24,8 @@
 namespace {
 
 using namespace batch_cases;
-
-/// Who runs the phases of a sequence: `run(f)` calls f(group).
-struct Serial {
-  template <class F>
-  void run(F f) const {
-    f(SerialGroup{});
-  }
-};
-
-struct Threads {
-  int size;
-  bool in_turns;
-  template <class F>
-  void run(F f) const {
-    threads::run(size, in_turns, f);
-  }
-};
+using threads::Serial;
+using threads::Threads;
 
 /// A batch in plain memory.
 template <int W, int N, int G, class Who>

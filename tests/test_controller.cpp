@@ -410,7 +410,7 @@ Window with_window(const StepCost& cost, int steps, int rows, const Yield& yield
   WindowSwitch window;
   Window w;
   for (int i = 0, run = 0; i < steps; ++i) {
-    const bool on = window.on();
+    const bool on = window.on(cost);
     run = on ? run + 1 : 0;
     StepReport<8> report{};
     report.rows = rows + (on ? window_rows : 0);

@@ -16,26 +16,11 @@
 namespace {
 
 using namespace lookahead;
+using threads::Serial;
+using threads::Threads;
 using Token = std::int32_t;
 using Tokens = std::vector<Token>;
 using Oracle = testing::OracleModel<Token>;
-
-/// Who runs the phases: `run(f)` calls f(group).
-struct Serial {
-  template <class F>
-  void run(F f) const {
-    f(SerialGroup{});
-  }
-};
-
-struct Threads {
-  int size;
-  bool in_turns;
-  template <class F>
-  void run(F f) const {
-    threads::run(size, in_turns, f);
-  }
-};
 
 /// Everything that the phases write, in one block of bytes that starts as zeros.
 template <int W, int N, int G>

@@ -109,4 +109,21 @@ int run(int size, bool in_turns, F f, int skipped = -1) {
   return syncs[0];
 }
 
+/// Who runs the phases of a step: `run(f)` calls f(group).
+struct Serial {
+  template <class F>
+  void run(F f) const {
+    f(lookahead::SerialGroup{});
+  }
+};
+
+struct Threads {
+  int size;
+  bool in_turns;
+  template <class F>
+  void run(F f) const {
+    threads::run(size, in_turns, f);
+  }
+};
+
 }  // namespace threads

@@ -397,7 +397,7 @@ class Decoder {
     Shape shape = options_.shape;
     const auto window_rows = static_cast<std::size_t>(std::clamp(shape.w, 0, W) * (std::clamp(shape.n, 2, N) - 1));
     if (shape.mode == ShapeMode::growth) {
-      if (!window_.on() && !controller_.cost().free()) shape.w = 0;
+      if (!window_.on(controller_.cost())) shape.w = 0;
       const std::size_t worth =
           step_.pending().size() - 1 + (shape.w > 0 ? window_rows : 0) + controller_.rows_worth_planning();
       limits.rows = bounded(std::min(static_cast<std::size_t>(limits.rows), worth));

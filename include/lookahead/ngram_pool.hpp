@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "lookahead/detail/bits.hpp"
 #include "lookahead/detail/config.hpp"
 #include "lookahead/errors.hpp"
 #include "lookahead/estimates.hpp"
@@ -150,7 +151,7 @@ struct PoolRef {
       const std::uint32_t k = key(context, what.source, recycled ? rank : 0);
       std::uint32_t same = words.match(set.key, ~0U, k);
       if (same != 0 && !recycled) same &= words.match(set.token, ~0U, what.token[rank]);
-      const int lane = same != 0 ? lowest(same) : words.oldest(set.stamp);
+      const int lane = same != 0 ? detail::lowest(same) : words.oldest(set.stamp);
       words.store(&set.key[lane], k);
       words.store(&set.token[lane], what.token[rank]);
       words.store(&set.stamp[lane], stamp);
@@ -207,13 +208,13 @@ struct PoolRef {
   LOOKAHEAD_HD void visit_lanes(const Tile& tile, const PoolSet& set, std::uint32_t lanes, const Visit& visit) const {
     const auto& words = access.words(tile);
     for (; lanes != 0; lanes &= lanes - 1) {
-      const int lane = lowest(lanes);
+      const int lane = detail::lowest(lanes);
       const std::uint32_t stamp = words.load(&set.stamp[lane]);
       if (stamp <= words.load(&clock->floor)) continue;
       const std::uint32_t k = words.load(&set.key[lane]);
       int rank = static_cast<int>(k & 7);
       if (static_cast<Source>(k >> 3 & 3) != Source::recycled) {
-        const int newer = count_of(words.match(set.key, ~0U, k) & words.greater(set.stamp, stamp));
+        const int newer = detail::count_of(words.match(set.key, ~0U, k) & words.greater(set.stamp, stamp));
         rank = newer < 7 ? newer : 7;
       }
       const std::uint32_t token = words.load(&set.token[lane]);
@@ -226,20 +227,6 @@ struct PoolRef {
   [[nodiscard]] static LOOKAHEAD_HD std::uint32_t key(std::uint64_t placed, Source source, int rank) {
     return (static_cast<std::uint32_t>(placed) & PoolSet::fingerprint_mask) | static_cast<std::uint32_t>(source) << 3 |
            static_cast<std::uint32_t>(rank);
-  }
-  [[nodiscard]] static LOOKAHEAD_HD int count_of(std::uint32_t bits) {
-#if defined(__CUDA_ARCH__)
-    return __popc(bits);
-#else
-    return __builtin_popcount(bits);
-#endif
-  }
-  [[nodiscard]] static LOOKAHEAD_HD int lowest(std::uint32_t bits) {
-#if defined(__CUDA_ARCH__)
-    return __ffs(static_cast<int>(bits)) - 1;
-#else
-    return __builtin_ctz(bits);
-#endif
   }
 };
 

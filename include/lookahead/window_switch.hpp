@@ -15,17 +15,13 @@ namespace lookahead {
 class WindowSwitch {
  public:
   /// Whether the next step should have a window.
-  [[nodiscard]] bool on() const noexcept { return on_; }
+  [[nodiscard]] bool on(const StepCost& cost) const noexcept { return on_ || cost.free(); }
 
   /// Takes the report of a step. `window_rows`: those that a window has at most. Precondition: a `cost` that learns is
   /// in the range of the step's context. O(depths).
   template <int Depths>
   void observe(const StepReport<Depths>& report, std::size_t window_rows, const StepCost& cost) noexcept {
-    if (cost.free()) {
-      on_ = true;
-      return;
-    }
-    if (report.tokens == 0) return;
+    if (cost.free() || report.tokens == 0) return;
     int own = 0, got = 0;
     for (int d = 0; d < Depths; ++d) {
       own += report.drafted[static_cast<int>(Origin::window_row)][d];

@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "lookahead/detail/check_path.hpp"
 #include "lookahead/errors.hpp"
 #include "lookahead/mask.hpp"
 #include "lookahead/token_tree.hpp"
@@ -147,7 +148,7 @@ class LlamaCpp {
   /// Keeps the rows of a path of the latest tree, all of them. Nothing is copied: cells change their ids. Throws
   /// `InvalidArgument` where `path` is none.
   std::size_t commit(std::span<const std::int32_t> path) {
-    check_path(path);
+    detail::check_path(path, parents_, root_);
     wanted_.clear();
     const auto accepted = static_cast<llama_pos>(path.size() - root_ - 1);
     const auto first = static_cast<llama_pos>(size_ + root_ + 1), end = first + accepted;
@@ -219,15 +220,6 @@ class LlamaCpp {
     if (token < 0 || static_cast<std::size_t>(token) >= vocabulary_)
       throw InvalidArgument("token " + std::to_string(token) + " is outside the vocabulary of " +
                             std::to_string(vocabulary_));
-  }
-
-  void check_path(std::span<const std::int32_t> path) const {
-    bool good = !parents_.empty() && path.size() > root_;
-    for (std::size_t i = 0; good && i < path.size(); ++i)
-      good = path[i] >= 0 && static_cast<std::size_t>(path[i]) < parents_.size() &&
-             parents_[static_cast<std::size_t>(path[i])] == (i == 0 ? -1 : path[i - 1]);
-    if (!good)
-      throw InvalidArgument("what was to be committed is no path of the latest tree that begins with its root");
   }
 
   void begin_batch() {

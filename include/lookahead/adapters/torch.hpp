@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "lookahead/detail/check_path.hpp"
 #include "lookahead/errors.hpp"
 #include "lookahead/mask.hpp"
 #include "lookahead/token_tree.hpp"
@@ -210,7 +211,7 @@ class TorchModel {
   /// Keeps the rows of a path of the latest tree, all of them: those that do not lie right behind the context move
   /// there. Throws `InvalidArgument` where `path` is none, and what torch throws; the context stays as it was.
   std::size_t commit(std::span<const std::int32_t> path) {
-    check_path(path);
+    detail::check_path(path, parents_, root_);
     std::size_t first = root_ + 1;
     while (first < path.size() && path[first] == static_cast<std::int32_t>(first)) ++first;
     if (first < path.size()) {
@@ -341,15 +342,6 @@ class TorchModel {
       if (token < 0 || token >= options_.vocabulary)
         throw InvalidArgument("token " + std::to_string(token) + " is outside the vocabulary of " +
                               std::to_string(options_.vocabulary));
-  }
-
-  void check_path(std::span<const std::int32_t> path) const {
-    bool good = !parents_.empty() && path.size() > root_;
-    for (std::size_t i = 0; good && i < path.size(); ++i)
-      good = path[i] >= 0 && static_cast<std::size_t>(path[i]) < parents_.size() &&
-             parents_[static_cast<std::size_t>(path[i])] == (i == 0 ? -1 : path[i - 1]);
-    if (!good)
-      throw InvalidArgument("what was to be committed is no path of the latest tree that begins with its root");
   }
 
   void drop_rows() {

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "lookahead/detail/bits.hpp"
 #include "lookahead/detail/config.hpp"
 
 namespace lookahead::detail {
@@ -200,14 +201,6 @@ struct LogitLane {
 #endif
     for (int w = 0; w < 4; ++w)  // v.word[j / ...] would put the vector into memory
       if (w == j / Format::per_word) v.word[w] = (v.word[w] & ~mask) | bits << shift;
-  }
-
-  [[nodiscard]] static LOOKAHEAD_HD int lowest(std::uint32_t bits) {
-#if defined(__CUDA_ARCH__)
-    return __ffs(static_cast<int>(bits)) - 1;
-#else
-    return __builtin_ctz(bits);
-#endif
   }
 };
 

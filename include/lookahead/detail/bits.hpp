@@ -1,0 +1,29 @@
+#pragma once
+/// @file bits.hpp
+/// Bits of a word, on a host or a device.
+
+#include <cstdint>
+
+#include "lookahead/detail/config.hpp"
+
+namespace lookahead::detail {
+
+/// The number of the lowest bit that is set. Precondition: one is.
+[[nodiscard]] LOOKAHEAD_HD inline int lowest(std::uint32_t bits) {
+#if defined(__CUDA_ARCH__)
+  return __ffs(static_cast<int>(bits)) - 1;
+#else
+  return __builtin_ctz(bits);
+#endif
+}
+
+/// How many bits are set.
+[[nodiscard]] LOOKAHEAD_HD inline int count_of(std::uint32_t bits) {
+#if defined(__CUDA_ARCH__)
+  return __popc(bits);
+#else
+  return __builtin_popcount(bits);
+#endif
+}
+
+}  // namespace lookahead::detail
