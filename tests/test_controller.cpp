@@ -208,6 +208,51 @@ TEST_CASE("with a given cost the same request gets the same trees, and the text 
   }
 }
 
+TEST_CASE("with a given cost a decoder's second request gets the trees of a new decoder's first") {
+  const testing::OracleOptions options{.vocabulary = 20, .repetition = 0.95};
+  const Tokens prompt{1, 2, 3, 1, 2};
+  const std::vector<std::uint32_t> flat(64, 100);
+  const auto ignore = [](std::span<const Token>) {};
+  std::vector<std::vector<std::int32_t>> rows(2);
+  for (const bool used : {false, true}) {
+    OracleModel<> model(options);
+    Decoder<OracleModel<>> decoder(model, {.shape = {.w = 5, .n = 3}, .cost = StepCost::given(flat)});
+    if (used) {  // a text in which few rows paid, and the window did
+      decoder.generate(prompt, 200, ignore);
+      decoder.set_rows(1);
+      decoder.run(40, ignore);
+      decoder.set_rows(64);
+    }
+    decoder.start(prompt);
+    while (decoder.text().size() < 100) {
+      decoder.step(100, ignore);
+      rows[used ? 1 : 0].push_back(decoder.report().rows);
+    }
+  }
+  CHECK(rows[1] == rows[0]);
+}
+
+TEST_CASE("a fork goes on with the window that paid") {
+  OracleModel<> model({.vocabulary = 20, .repetition = 0.95});
+  const std::vector<std::uint32_t> flat(64, 100);
+  Decoder<OracleModel<>> decoder(model, {.shape = {.w = 5, .n = 3}, .cost = StepCost::given(flat)});
+  const auto ignore = [](std::span<const Token>) {};
+  const auto window_rows = [](const auto& d) {
+    int sum = 0;
+    for (const int n : d.report().drafted[static_cast<int>(Origin::window_row)]) sum += n;
+    return sum;
+  };
+  const Tokens prompt{1, 2, 3, 1, 2};
+  decoder.start(prompt);
+  while (window_rows(decoder) == 0) REQUIRE(decoder.step(100, ignore) == StopReason::running);
+  OracleModel<> copy = model.fork();
+  auto fork = decoder.fork(copy);
+  decoder.step(100, ignore);
+  fork.step(100, ignore);
+  CHECK(window_rows(decoder) > 0);
+  CHECK(window_rows(fork) == window_rows(decoder));
+}
+
 TEST_CASE("costs that cannot be used are refused") {
   using doctest::Contains;
   const auto refused = [](const std::vector<std::uint32_t>& table) { static_cast<void>(StepCost::given(table)); };

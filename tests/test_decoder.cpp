@@ -455,6 +455,26 @@ TEST_CASE("a commit that keeps too few rows or too many") {
   CHECK(text == truth(prompt, 20));
 }
 
+TEST_CASE("a model that takes no row, or no wanted row") {
+  struct Narrow : OracleModel<> {
+    using OracleModel<>::OracleModel;
+    std::size_t rows = 0, logit_rows = 7;
+    [[nodiscard]] std::size_t max_rows() const { return rows; }
+    [[nodiscard]] std::size_t max_logit_rows() const { return logit_rows; }
+  } model(repetitive());
+  SmallDecoder<Narrow> decoder(model, all_sources());
+  Tokens text;
+  decoder.start(prompt);
+  const auto step = [&] { decoder.step(1, Keep{text}); };
+  CHECK_THROWS_WITH_AS(step(), "the model takes 0 rows and 7 wanted rows: both must be at least 1", ContractViolation);
+  model.rows = 7;
+  model.logit_rows = 0;
+  CHECK_THROWS_WITH_AS(step(), "the model takes 7 rows and 0 wanted rows: both must be at least 1", ContractViolation);
+  model.logit_rows = 1;
+  decoder.run(20, Keep{text});
+  CHECK(text == truth(prompt, 20));
+}
+
 TEST_CASE("choices outside the vocabulary, too many or none") {
   RuleBreaker model(repetitive());
   SmallDecoder<RuleBreaker> decoder(model, all_sources());

@@ -7,6 +7,7 @@
 #include <doctest/doctest.h>
 #include <filesystem>
 #include <initializer_list>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <span>
 #include <sstream>
@@ -130,7 +131,7 @@ TEST_CASE("every shape gives the text of plain decoding, and an account that add
       {{"--plain"}, 1, 1, false},
       {{"--plain", "--shape", "published", "--rows", "50"}, 1, 1, false},
       {{"--shape", "published"}, 1.2, 153, false},
-      {{"--shape", "published", "--window", "5", "--guesses", "3", "--ngram", "3"}, 1, 50, false},
+      {{"--shape", "published", "--window", "5", "--guesses", "3", "--ngram", "3"}, 1, 16, false},
       {{"--window", "7", "--ngram", "4", "--rows", "64"}, 1.5, 64},
       {{"--window", "5", "--ngram", "2", "--guesses", "0"}, 1, 9, false},
       {{"--window", "0", "--guesses", "0"}, 1, 1, false},
@@ -155,6 +156,32 @@ TEST_CASE("every shape gives the text of plain decoding, and an account that add
     CHECK(o.at("speedup") ==
           doctest::Approx(o.at("tokens_per_second").get<double>() / o.at("plain_tokens_per_second").get<double>()));
   }
+}
+
+TEST_CASE("each option of a step changes the steps, and the same options give the same ones again") {
+  const auto steps = [](const std::string& options) {
+    std::istringstream words(options);
+    std::vector<std::string> arguments(std::istream_iterator<std::string>(words), {});
+    arguments.insert(arguments.end(), {"--max-tokens", "30", code});
+    const json o = generate_json(arguments);
+    return json{o.at("steps"), o.at("rows_per_step")};
+  };
+  const std::string growth = "--rows 40 --window 5", published = "--shape published";
+  const json grown = steps(growth), guessed = steps(published);
+  CHECK(steps(growth) == grown);
+  CHECK(steps(published) == guessed);
+  CHECK(steps("--rows 20 --window 5") != grown);
+  CHECK(steps("--rows 40 --window 3") != grown);
+  CHECK(steps(published + " --window 3") != guessed);
+  for (const std::string option : {" --ngram 3", " --guesses 0"}) {
+    CAPTURE(option);
+    CHECK(steps(growth + option) != grown);
+    CHECK(steps(published + option) != guessed);
+  }
+  bool seeds_differ = false;
+  for (const char* seed : {" --seed 1", " --seed 2", " --seed 3"})
+    seeds_differ = seeds_differ || steps(published + seed) != guessed;
+  CHECK(seeds_differ);
 }
 
 TEST_CASE("the prompt comes from an argument, a file or standard input") {

@@ -1,4 +1,7 @@
-// One test for each fault that other implementations of lookahead decoding have, or had.
+// One test for each fault that other implementations of lookahead decoding have, or had. Those that are about how
+// tokens are chosen have theirs where that is tested: sampling with and without drafts in test_sample.cpp, processors
+// that see drafts in test_processors.cpp, grammars in test_json_grammar.cpp, log-probabilities in test_log_probs.cpp.
+// That a pool takes no memory while it works is in test_no_alloc.cpp, that sequence ids are ranges in test_mask.cpp.
 #include <algorithm>
 #include <cstdint>
 #include <doctest/doctest.h>

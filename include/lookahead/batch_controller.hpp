@@ -104,6 +104,9 @@ class BatchController {
     allowance_ = std::min(allowance_ + probe_share * nanoseconds, most_saved * nanoseconds);
   }
 
+  /// A new text begins: what paid for others says nothing of it. What is known of costs stays.
+  void restart() noexcept { paid_ = first_paid; }
+
   [[nodiscard]] const StepCost& cost() const noexcept { return cost_; }
 
  private:
@@ -117,6 +120,7 @@ class BatchController {
   static constexpr double most_saved = 8;            ///< steps: an allowance that grows no further
   static constexpr std::uint64_t stale = 32;         ///< steps
   static constexpr std::size_t reach_of_probes = 2;  ///< classes beside that of the best number
+  static constexpr std::size_t first_paid = 32;      ///< rows that pay, as long as nothing is known
 
   /// The most rows to consider where the cost is learnt: one class beyond those that were measured, so that what is
   /// not known is approached from what is. Before the first measurement: the fixed rows.
@@ -193,8 +197,8 @@ class BatchController {
   std::array<Point, StepCost::class_count> seen_{};          ///< of this step
   std::array<std::uint64_t, StepCost::class_count> last_{};  ///< step of the last measurement
   std::uint64_t step_ = 0;
-  std::size_t paid_ = 32;  ///< the most rows that lately paid; to start with, as if so many did
-  double allowance_ = 0;   ///< nanoseconds that probes may lose
+  std::size_t paid_ = first_paid;  ///< the most rows that lately paid
+  double allowance_ = 0;           ///< nanoseconds that probes may lose
   int shift_ = 0;
 };
 

@@ -141,10 +141,11 @@ class Decoder {
   /// Not copyable: two decoders would use one model. See `fork`.
   Decoder(Decoder&&) noexcept = default;
 
-  /// Begins a text: clears the model's context and appends all prompt tokens but the last. Only learnt costs, and a
-  /// pool that is to be kept, outlive the text before. Throws InvalidArgument for an empty prompt or a token outside
-  /// the vocabulary, OutOfRoom for a prompt that does not fit; these change nothing. If the model or the policy throws,
-  /// there is no text, and the model's context is empty if it can be cleared.
+  /// Begins a text: clears the model's context and appends all prompt tokens but the last. Only a pool that is to be
+  /// kept outlives the text before, and, where costs are learnt, what is known of them and of the window. Throws
+  /// InvalidArgument for an empty prompt or a token outside the vocabulary, OutOfRoom for a prompt that does not fit;
+  /// these change nothing. If the model or the policy throws, there is no text, and the model's context is empty if it
+  /// can be cleared.
   void start(std::span<const token_type> prompt) {
     if (prompt.empty())
       throw InvalidArgument("the prompt is empty: pass at least one token, a begin-of-text token for example");
@@ -159,6 +160,7 @@ class Decoder {
     if constexpr (requires { pool_.reset(); }) {
       if (!options_.keep_pool) pool_.reset();
     }
+    controller_.restart();
     if (!controller_.cost().learns()) window_ = {};
     step_.start(pool_, prompt, options_.seed);
     text_.assign(prompt.begin(), prompt.end());
@@ -347,6 +349,7 @@ class Decoder {
         verify_(other.verify_),
         pool_(other.pool_),
         controller_(other.controller_.cost(), 1, std::size_t{Step::max_rows}),
+        window_(other.window_),
         step_(other.step_.fork()),
         text_(other.text_),
         active_(other.active_),

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "lookahead/detail/bits.hpp"
 #include "lookahead/detail/config.hpp"
 
 namespace lookahead {
@@ -12,7 +13,7 @@ namespace lookahead {
 /// and column j continues from node j of level 0, so `cell[r][j]` guesses the token r + j positions behind the root.
 /// Each step the model's choice behind each column becomes the last level, and level 0 is dropped.
 ///
-/// Trivial, so that it may lie in shared memory; call `start` first.
+/// Trivial, so that it may lie in shared memory; call `start` first. Every call is O(W N).
 /// Source: Fu et al., "Break the Sequential Dependency of LLM Inference Using Lookahead Decoding", 2024.
 template <int W, int N, class Token = std::int32_t>
 struct JacobiWindow {
@@ -31,9 +32,7 @@ struct JacobiWindow {
   LOOKAHEAD_HD void start(const Token* prompt, int count, std::uint64_t seed) {
     constexpr int length = W + N - 2;
     const int places = count >= length ? count - length + 1 : count;
-    seed = (seed ^ (seed >> 30)) * 0xBF58476D1CE4E5B9U;
-    seed = (seed ^ (seed >> 27)) * 0x94D049BB133111EBU;
-    const int place = static_cast<int>((seed ^ (seed >> 31)) % static_cast<std::uint64_t>(places));
+    const int place = static_cast<int>(detail::mixed(seed) % static_cast<std::uint64_t>(places));
     for (int i = 0; i < length; ++i) segment[i] = prompt[(place + i) % count];
     w = 0;
     n = N;

@@ -58,9 +58,8 @@ concept ForwardsTrees = HasTokenType<M> && requires(M& m, const TokenTree<typena
   m.forward(tree);
 };
 
-/// 1. `m.commit(path)` follows a `forward`; `path` holds rows of that tree in increasing order, begins with
-/// `0..root()`,
-///    and each further row is a child of the one before.
+/// 1. `m.commit(path)` follows a `forward`; `path` holds rows of that tree in increasing order: first `0..root()`, then
+///    rows that are each a child of the one before.
 /// 2. It appends the first `kept` rows of the path to the context, in order, drops all other rows, and returns `kept`,
 ///    with root() + 1 <= kept <= path.size(). What is not kept is fed again as the next pending chain; an engine that
 ///    cannot move cached rows may keep `root() + 1`.

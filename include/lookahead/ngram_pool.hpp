@@ -19,13 +19,6 @@
 
 namespace lookahead {
 
-/// The finaliser of splitmix64: one to one, and 0 stays 0.
-LOOKAHEAD_HD constexpr std::uint64_t mixed(std::uint64_t x) {
-  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9U;
-  x = (x ^ (x >> 27)) * 0x94D049BB133111EBU;
-  return x ^ (x >> 31);
-}
-
 /// A hash of the last tokens of a path, extended from the newest token backwards.
 class ContextHash {
  public:
@@ -38,7 +31,7 @@ class ContextHash {
   [[nodiscard]] LOOKAHEAD_HD constexpr int length() const { return length_; }
   /// The hash of (length, tokens).
   [[nodiscard]] LOOKAHEAD_HD constexpr std::uint64_t value() const {
-    return mixed(state_ + static_cast<std::uint64_t>(length_) * 0xD1B54A32D192ED03U);
+    return detail::mixed(state_ + static_cast<std::uint64_t>(length_) * 0xD1B54A32D192ED03U);
   }
 
  private:

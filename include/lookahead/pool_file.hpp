@@ -64,7 +64,7 @@ class WordHash {
       size -= n;
     }
   }
-  [[nodiscard]] std::uint64_t value() const { return mixed(state_); }
+  [[nodiscard]] std::uint64_t value() const { return detail::mixed(state_); }
 
  private:
   std::uint64_t state_ = 0x2545F4914F6CDD1DU;

@@ -20,8 +20,7 @@ struct Shape {
   std::int32_t n = 1 << 30;  ///< the window has n - 1 levels, a published guess n - 1 tokens; at least 2
   std::int32_t g = 1 << 30;  ///< published guesses; growth is on where g is not 0
   ShapeMode mode = ShapeMode::growth;
-  bool slide =
-      false;  ///< after k accepted tokens move the window k - 1 columns on; with n = 2 that is Jacobi iteration
+  bool slide = false;  ///< after k accepted tokens the window moves k - 1 columns on; with n = 2: Jacobi iteration
 
   /// The shape of the published method at the compiled maxima.
   [[nodiscard]] static constexpr Shape published() { return {1 << 30, 1 << 30, 1 << 30, ShapeMode::published, false}; }

@@ -149,10 +149,11 @@ class SharedNGramPool {
     if (vocabulary == 0 || vocabulary > std::size_t{1} << 32)
       throw InvalidArgument("a vocabulary of " + std::to_string(vocabulary) +
                             " tokens: pass the model's, 1 to 4294967296");
-    return View({memory_.sets.data(),
-                 static_cast<std::uint32_t>(memory_.sets.size()),
-                 &memory_.clock,
-                 {mixed(name_space) & ~std::uint64_t{1}, locks_.data(), static_cast<std::uint32_t>(vocabulary - 1)}});
+    return View(
+        {memory_.sets.data(),
+         static_cast<std::uint32_t>(memory_.sets.size()),
+         &memory_.clock,
+         {detail::mixed(name_space) & ~std::uint64_t{1}, locks_.data(), static_cast<std::uint32_t>(vocabulary - 1)}});
   }
 
   /// Number of entries that fit.

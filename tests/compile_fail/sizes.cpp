@@ -3,9 +3,11 @@
 // LOOKAHEAD_ROWS=0: A tree needs room for at least one row.
 // LOOKAHEAD_W=0: A window has at least one column: pass shape.w = 0 to a step that should run without it.
 // LOOKAHEAD_N=1: N-grams have at least two tokens: use N = 2 for plain Jacobi iteration.
+// LOOKAHEAD_N=33: N-grams have at most 32 tokens: a column's levels are the bits of a word.
 // LOOKAHEAD_STEP_W=0: A window has at least one column: pass shape.w = 0 to run without it.
 // LOOKAHEAD_STEP_N=1: N-grams have at least two tokens: N = 2 is the smallest window.
 // LOOKAHEAD_STEP_G=-1: G counts guesses: 0 is a window alone.
+// LOOKAHEAD_STEP_G=2048: Too many rows for the keys of growth: lower
 // LOOKAHEAD_STEP_TOKEN=long: Tokens have at most 32 bits: map yours to an integer of that size.
 
 #include "lookahead/jacobi_window.hpp"

@@ -26,4 +26,11 @@ namespace lookahead::detail {
 #endif
 }
 
+/// The finaliser of splitmix64: one to one, and 0 stays 0.
+[[nodiscard]] LOOKAHEAD_HD constexpr std::uint64_t mixed(std::uint64_t x) {
+  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9U;
+  x = (x ^ (x >> 27)) * 0x94D049BB133111EBU;
+  return x ^ (x >> 31);
+}
+
 }  // namespace lookahead::detail
