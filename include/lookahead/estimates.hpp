@@ -30,6 +30,7 @@ struct CandidateClass {
   static constexpr int count = context_length_count * 32;
   std::uint8_t id;
 
+  /// Preconditions: 0 <= length_index < context_length_count; 0 <= rank < 8.
   [[nodiscard]] static LOOKAHEAD_HD constexpr CandidateClass of(int length_index, Source source, int rank) {
     return {static_cast<std::uint8_t>(length_index << 5 | static_cast<int>(source) << 3 | rank)};
   }

@@ -16,10 +16,10 @@ namespace lookahead {
 
 /// 32 lanes that work on one thing. Every member is called by all lanes with the same arguments, gives the same value
 /// to all, and what one call stored is seen by all lanes in the next. Control flow is the same in all lanes.
+/// The shape of `words` is [32], 16-byte aligned.
 /// 1. `rank()` numbers the tile among the `count()` tiles of its group.
-/// 2. `match(words, mask, value)`: bit i is set where (words[i] & mask) == value. Shape of words: [32], 16-byte
-/// aligned.
-/// 3. `greater(words, value)`: bit i is set where words[i] > value. Shape of words as above.
+/// 2. `match(words, mask, value)`: bit i is set where (words[i] & mask) == value.
+/// 3. `greater(words, value)`: bit i is set where words[i] > value.
 /// 4. `oldest(words)` is the lane of the smallest word, the lowest lane on ties.
 /// 5. `store(word, value)` and `load(word)`: one lane writes, or reads for all.
 /// 6. `prefetch(words)`: the words will be read soon. It may do nothing.

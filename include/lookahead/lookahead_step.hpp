@@ -105,10 +105,11 @@ class Lookahead {
   }
 
   /// Writes the tree of the next step into `out`. With fewer rows allowed than are pending, the tree holds the first of
-  /// them, wants no logits and yields no token; with no row allowed it is empty. Same state, pool and arguments,
-  /// same tree. Preconditions: `start` was called and no step is planned. Growth goes through at most `max_depth`
-  /// levels; for each row of a level it looks up at most 7 contexts and sorts at most 16 candidates. The published
-  /// shape looks up at most 2 g contexts a level, n - 1 levels.
+  /// them, wants no logits and yields no token; with no row allowed it is empty. Where no wanted row or no token is
+  /// allowed, it holds pending rows as well, but never the root. Same state, pool and arguments, same tree.
+  /// Preconditions: `start` was called and no step is planned. Growth goes through at most `max_depth` levels; for each
+  /// row of a level it looks up at most 7 contexts and sorts at most 16 candidates. The published shape looks up at
+  /// most 2 g contexts a level, n - 1 levels.
   template <PoolOf<Token> P>
   void plan(P&& pool, const Shape& shape, const Limits& limits, Tree& out) noexcept {
     assert(!planned_ && state_.pending_count > 0);

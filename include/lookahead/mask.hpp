@@ -41,6 +41,7 @@ enum class MaskColumns {
 template <class Token = std::int32_t>
 class TreeMask {
  public:
+  /// Without padding.
   TreeMask(const TokenTree<Token>& tree, MaskColumns columns) : TreeMask(tree, columns, tree.size()) {}
 
   /// Adds padding up to `padded_rows` rows. Throws `InvalidArgument` if the tree has more.

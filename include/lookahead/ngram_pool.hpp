@@ -22,6 +22,7 @@ namespace lookahead {
 /// A hash of the last tokens of a path, extended from the newest token backwards.
 class ContextHash {
  public:
+  /// Adds the token in front of those so far.
   LOOKAHEAD_HD constexpr void push(std::uint32_t token) {
     state_ = (state_ ^ token) * 0x9E3779B97F4A7C15U;
     state_ ^= state_ >> 32;
