@@ -1,5 +1,6 @@
 // How many rows a step gets: the choice beside a naive one, trees that are cut, costs that are learnt.
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -10,6 +11,7 @@
 #include <random>
 #include <set>
 #include <span>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -385,6 +387,20 @@ TEST_CASE("a first step that is slow is forgotten") {
   controller.observe(1, 50 * bent(1));
   const Account a = run(controller, machine, 3000, sequence);
   CHECK(a.time < 1.05 * a.best_time);
+}
+
+TEST_CASE("a decoder learns by its clock that rows are cheap") {
+  struct Slow : OracleModel<> {
+    using OracleModel<>::OracleModel;
+    void forward(const TokenTree<Token>& tree) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      OracleModel<>::forward(tree);
+    }
+  } model({.vocabulary = 50, .repetition = 1});
+  Decoder<Slow> decoder(model);
+  const Generation done = decoder.generate(Tokens{1, 2, 3}, 200, [](std::span<const Token>) {});
+  CHECK(done.tokens == 200);
+  CHECK(done.steps < 100);
 }
 
 TEST_CASE("times that no step can take are ignored") {

@@ -178,6 +178,14 @@ TEST_CASE("each option of a step changes the steps, and the same options give th
     CHECK(steps(growth + option) != grown);
     CHECK(steps(published + option) != guessed);
   }
+  // As many rows as pay by a table; no more than it has.
+  folder.file("flat.json", "[100, 100, 100]\n");
+  folder.file("steep.json", "[100, 1000]");
+  const json cheap = steps("--cost flat.json"), dear = steps("--cost steep.json");
+  CHECK(steps("--cost flat.json") == cheap);
+  CHECK(cheap[1] > 1.5);
+  CHECK(cheap[1] <= 3);
+  CHECK(dear[1] == 1);
   bool seeds_differ = false;
   for (const char* seed : {" --seed 1", " --seed 2", " --seed 3"})
     seeds_differ = seeds_differ || steps(published + seed) != guessed;
@@ -390,6 +398,18 @@ TEST_CASE("what cannot be done is refused with value, limit and remedy") {
   // Nobody waits for a model to be told so.
   refused(run({"--temperature", "-1", "--model", "missing.gguf"}), {"temperature"});
   refused(run({"--stop", "", code}), {"--stop", "an empty string"});
+
+  refused(run({"--cost", "missing.json", code}), {"missing.json", "cannot be opened", "--cost"});
+  for (const char* table : {"", "100", "{}", "[100, 104.5]", "[-1]", "[\"100\"]", "[100, 16777216]", "[100"}) {
+    folder.file("cost.json", table);
+    refused(run({"--cost", "cost.json", code}), {"cost.json is no table of costs", "1 to 16777215", "[100, 104, 107]"});
+  }
+  folder.file("cost.json", "[]");
+  refused(run({"--cost", "cost.json", code}), {"the table of costs is empty", "at least"});
+  folder.file("cost.json", "[0]");
+  refused(run({"--cost", "cost.json", code}), {"the time of 1 rows is 0", "1 to 16777215"});
+  folder.file("cost.json", "[100, 99]");
+  refused(run({"--cost", "cost.json", code}), {"the time of 2 rows is 99", "must not fall"});
 
   refused(run({"--prompt-file", "missing.txt"}), {"missing.txt", "cannot be opened"});
   refused(run({"--prompt-file", folder.path}), {"cannot be read"});
