@@ -1,10 +1,12 @@
-// A step takes nothing from the heap, in any mode; neither does a request, once its decoder stands.
+// A step takes nothing from the heap, in any mode; neither does a request, once its decoder stands. Where a text
+// outgrows what was foreseen, a step may, and may fail.
 #include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <doctest/doctest.h>
 #include <memory>
+#include <new>
 #include <span>
 #include <vector>
 
@@ -12,6 +14,7 @@
 
 #include "lookahead/decoder.hpp"
 #include "lookahead/testing/oracle_model.hpp"
+#include "lookahead/testing/plain_decode.hpp"
 
 namespace {
 
@@ -116,4 +119,44 @@ TEST_CASE_TEMPLATE("a decoder allocates at construction only", M, OracleModel<To
   CHECK(allocation_count() == before);
   CHECK(count > 400);
   CHECK(steps > 0);
+
+  M copy = model.fork();
+  auto fork = decoder.fork(copy);
+  count = 0;
+  const std::size_t forked = allocation_count();
+  fork.run(200, sink);
+  CHECK(allocation_count() == forked);
+  CHECK(count > 0);
+}
+
+TEST_CASE("a step that finds no memory for its tokens changes nothing") {
+  // A text that outgrows what its model had room for at the start.
+  struct Growing : OracleModel<Token> {
+    using OracleModel<Token>::OracleModel;
+    bool grown = false;
+    [[nodiscard]] std::size_t free_slots() const {
+      return grown ? OracleModel<Token>::free_slots() : std::min<std::size_t>(OracleModel<Token>::free_slots(), 10);
+    }
+  };
+  Growing model(repetitive());
+  OracleModel<Token> plain(repetitive());
+  const std::vector<Token> expected = lookahead::testing::plain_decode(plain, std::span(prompt), 300);
+  Decoder<Growing, 7, 5, 7> decoder(model, {.cost = lookahead::StepCost::none()});
+  decoder.start(prompt);
+  model.grown = true;
+  std::vector<Token> text;
+  text.reserve(1000);
+  const auto sink = [&](std::span<const Token> block) { text.insert(text.end(), block.begin(), block.end()); };
+  int thrown = 0;
+  while (text.size() < 300) {
+    try {
+      const FailAllocations all(0);
+      decoder.run(300 - text.size(), sink);
+    } catch (const std::bad_alloc&) {
+      ++thrown;
+      decoder.step(300 - text.size(), sink);
+    }
+  }
+  CHECK(thrown > 0);
+  CHECK(text == expected);
 }
