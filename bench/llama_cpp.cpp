@@ -264,8 +264,10 @@ std::string quoted(const std::string& word) {
 }
 
 /// A program of llama.cpp. Its steps follow from what it prints: each yields one token and those that were accepted.
+/// Its clock starts behind the pass over the prompt's last token, which yields the first token that it counts; the
+/// other ways to decode count that pass, so it gets `first`, the seconds of a plain pass, on top.
 void run_peer(const std::string& program, const std::string& more, const std::string& prompt, const Options& o,
-              Row& row) {
+              double first, Row& row) {
   const std::filesystem::path file =
       std::filesystem::temp_directory_path() / ("lookahead-bench-" + std::to_string(getpid()) + ".txt");
   std::ofstream(file, std::ios::binary) << prompt << '\n';
@@ -291,7 +293,7 @@ void run_peer(const std::string& program, const std::string& more, const std::st
   const double tokens = number("n_predict"), accepted = number("n_accept");
   row.tokens += tokens;
   row.steps += tokens - accepted;
-  row.seconds += number(" tokens in ");  // the last such line is that of decoding
+  row.seconds += first + number(" tokens in ");  // the last such line is that of decoding
   if (program == "llama-lookup") row.rows += tokens - accepted + number("n_drafted");
 }
 
@@ -345,7 +347,8 @@ std::size_t measure(const std::string& set, const ModelFile& file, const Options
   for (std::size_t p = 0; p < prompts.size(); ++p) {
     const std::string& prompt = prompts[p];
     const Tokens tokens = tokenizer.encode(prompt, tokenizer.add_bos(), true);
-    rows[0].seconds += plain.run(tokens, o.tokens);
+    const double seconds = plain.run(tokens, o.tokens), first = seconds / static_cast<double>(plain.text.size());
+    rows[0].seconds += seconds;
     rows[0].tokens += static_cast<double>(plain.text.size());
     rows[0].steps += static_cast<double>(plain.text.size());
     rows[0].rows += static_cast<double>(plain.text.size());
@@ -356,9 +359,10 @@ std::size_t measure(const std::string& set, const ModelFile& file, const Options
       run(*own_decoder, tokens, o, plain, of_own, p * o.every, rows[own_row + 1]);
     }
     if (o.peers.empty()) continue;
-    run_peer("llama-lookahead", "", prompt, o, rows[peer_row]);
+    run_peer("llama-lookahead", "", prompt, o, first, rows[peer_row]);
     for (std::size_t d = 0; d < o.drafts.size(); ++d)
-      run_peer("llama-lookup", "--spec-draft-n-max " + std::to_string(o.drafts[d]), prompt, o, rows[peer_row + 1 + d]);
+      run_peer("llama-lookup", "--spec-draft-n-max " + std::to_string(o.drafts[d]), prompt, o, first,
+               rows[peer_row + 1 + d]);
   }
   std::printf("\n%s: %zu prompts, at most %zu tokens each\n%-24s %11s %10s %9s %9s  %s\n", set.c_str(), prompts.size(),
               o.tokens, "", "tokens/step", "rows/step", "tokens/s", "of plain", "texts");

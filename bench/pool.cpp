@@ -62,7 +62,7 @@ void look_up(benchmark::State& state) {
     lookahead::ContextHash hash;
     hash.push(static_cast<std::uint32_t>(first + (i >> 32) % count));
     pool.ref().for_each(lookahead::SerialTile{}, hash.value(),
-                        [&](Source, int rank, std::uint32_t token, std::uint32_t) {
+                        [&](Source, int rank, int, std::uint32_t token, std::uint32_t) {
                           sum += token + static_cast<std::uint32_t>(rank);
                           ++entries;
                         });
@@ -83,9 +83,10 @@ void read_mostly(benchmark::State& state, const Ref& pool, std::uint64_t count) 
     for (int k = 0; k < 15; ++k) {
       lookahead::ContextHash hash;
       hash.push(static_cast<std::uint32_t>(next()));
-      pool.for_each(lookahead::SerialTile{}, hash.value(), [&](Source, int rank, std::uint32_t token, std::uint32_t) {
-        sum += token + static_cast<std::uint32_t>(rank);
-      });
+      pool.for_each(lookahead::SerialTile{}, hash.value(),
+                    [&](Source, int rank, int, std::uint32_t token, std::uint32_t) {
+                      sum += token + static_cast<std::uint32_t>(rank);
+                    });
     }
     const PoolInsert again = thing(next());
     pool.insert_all(lookahead::SerialGroup{}, &again, 1);

@@ -78,26 +78,28 @@ class Estimates {
  public:
   struct Count {
     std::uint64_t hits, trials;
-    void add(bool hit) {
+    void add(bool hit, std::uint64_t weight) {
       hits += hit ? 256 : 0;
-      trials += 256;
+      trials += weight;
       if (trials >= 400 * 256) *this = {hits / 2, trials / 2};
     }
   };
 
-  /// A class in a run starts from the class in all of them, for three observations.
-  std::uint64_t operator()(const Class& c, int run) const {
+  /// A class in a run starts from the class in all of them, for three observations. Rivals leave a part.
+  std::uint64_t operator()(const Class& c, int run, int rivals = 0) const {
     const Count all = count(c);
     const auto found = in_runs_.find({c, kind(run)});
     const Count here = found != in_runs_.end() ? found->second : Count{0, 0};
     const std::uint64_t first = (all.hits << 32) / all.trials;
-    return std::min(((here.hits << 32) + 3 * 256 * first) / (here.trials + 3 * 256), naive::largest_estimate);
+    const std::uint64_t alone =
+        std::min(((here.hits << 32) + 3 * 256 * first) / (here.trials + 3 * 256), naive::largest_estimate);
+    return alone * part(rivals) / 256;
   }
-  void score(const Class& c, int run, bool hit) {
+  void score(const Class& c, int run, int rivals, bool hit) {
     Count all = count(c);
-    all.add(hit);
+    all.add(hit, part(rivals));
     counts_[c] = all;
-    in_runs_[{c, kind(run)}].add(hit);
+    in_runs_[{c, kind(run)}].add(hit, part(rivals));
   }
   void set(const Class& c, Count n) { counts_[c] = n; }
   void set(const Class& c, int run, Count n) { in_runs_[{c, kind(run)}] = n; }
@@ -105,6 +107,10 @@ class Estimates {
   static int kind(int run) { return run == 0 ? 0 : run == 1 ? 1 : run <= 5 ? 2 : 3; }
 
  private:
+  static std::uint64_t part(int rivals) {
+    constexpr std::uint64_t of[] = {256, 160, 128, 112};
+    return of[std::min(rivals, 3)];
+  }
   [[nodiscard]] Count count(const Class& c) const {
     const auto found = counts_.find(c);
     return found != counts_.end() ? found->second
@@ -413,17 +419,17 @@ class Mirror {
   // A candidate whose estimate is 0 is none. A row that no candidate backs begins a new run.
   void score(const Tokens& before, const Tokens& accepted, const std::vector<std::int32_t>& path,
              const std::vector<bool>& backed) {
-    std::vector<std::tuple<Class, int, bool>> scores;
+    std::vector<std::tuple<Class, int, int, bool>> scores;
     for (int i = 0; i < length(accepted); ++i) {
       if (i > 0 && !backed[at(path[at(tree.root + i)] - tree.root - 1)]) run = 0;
       const Tokens here = joined(before, Tokens(accepted.begin(), accepted.begin() + i));
-      for (const auto& [its_class, hit] : pool.score(here, accepted[at(i)], estimates, run))
-        if (estimates(its_class, run) > 0) scores.emplace_back(its_class, run, hit);
+      for (const auto& [its_class, rivals, hit] : pool.score(here, accepted[at(i)], estimates, run))
+        if (estimates(its_class, run, rivals) > 0) scores.emplace_back(its_class, run, rivals, hit);
       const auto candidates = pool.candidates(here, estimates, run);
       const bool best = !candidates.empty() && candidates[0].q > 0 && candidates[0].token == accepted[at(i)];
       run = best ? run + 1 : 0;
     }
-    for (const auto& [its_class, in_run, hit] : scores) estimates.score(its_class, in_run, hit);
+    for (const auto& [its_class, in_run, rivals, hit] : scores) estimates.score(its_class, in_run, rivals, hit);
   }
 
   OracleModel<> model_;

@@ -37,12 +37,14 @@ constexpr std::uint64_t largest_estimate = 0xFFFF0000U;
 /// The product of two Q0.32 numbers.
 constexpr std::uint64_t product(std::uint64_t a, std::uint64_t b) { return a * b >> 32; }
 
-/// Of a class at the end of a run of tokens that were the best candidates of their places.
-using Estimate = std::function<std::uint64_t(const Class&, int run)>;
+/// Of a class at the end of a run of tokens that were the best candidates of their places, among so many rivals: other
+/// tokens that the same source has behind the same context.
+using Estimate = std::function<std::uint64_t(const Class&, int run, int rivals)>;
 
 struct Candidate {
   Token token;
   Class its_class;
+  int rivals;
   std::uint64_t q;  ///< the chance that it is the one, given that no better candidate was
 };
 
@@ -83,19 +85,20 @@ class Pool {
   /// The candidates behind `text`, best first, each token once, at most 16.
   [[nodiscard]] std::vector<Candidate> candidates(const Tokens& text, const Estimate& estimate, int run) const {
     std::vector<Candidate> all;
-    const auto offer = [&](Token token, Class its_class) {
-      all.push_back({token, its_class, std::min(estimate(its_class, run), largest_estimate)});
+    const auto offer = [&](Token token, Class its_class, int rivals) {
+      all.push_back({token, its_class, rivals, std::min(estimate(its_class, run, rivals), largest_estimate)});
     };
     for (const int length : {1, 2, 3, 4, 6, 9, 13}) {
       const auto context = ending(text, text.size(), length);
       if (!context) break;
       for (const Source source : {Source::text, Source::window}) {
         int newer = 0;
-        for (const auto& [stamp, token] : newest_first(source, *context))
-          offer(token, {length, source, std::min(newer++, 7)});
+        const auto entries = newest_first(source, *context);
+        for (const auto& [stamp, token] : entries)
+          offer(token, {length, source, std::min(newer++, 7)}, static_cast<int>(entries.size()) - 1);
       }
       if (const auto found = recycled_.find(*context); found != recycled_.end())
-        for (const auto& [rank, token] : found->second) offer(token, {length, Source::recycled, rank});
+        for (const auto& [rank, token] : found->second) offer(token, {length, Source::recycled, rank}, 0);
     }
     const auto key = [](const Candidate& c) {
       return std::tuple(~c.q, -c.its_class.length, c.its_class.source, c.its_class.rank, c.token);
@@ -155,13 +158,13 @@ class Pool {
     return taken;
   }
 
-  /// What a row teaches the estimates, when `selected` was selected at it: a miss (false) for every candidate in front
-  /// of the one that carries `selected`, a hit (true) for that one.
-  [[nodiscard]] std::vector<std::pair<Class, bool>> score(const Tokens& text, Token selected, const Estimate& estimate,
-                                                          int run) const {
-    std::vector<std::pair<Class, bool>> scored;
+  /// What a row teaches the estimates, when `selected` was selected at it: a class, its rivals, and a miss (false) for
+  /// every candidate in front of the one that carries `selected`, a hit (true) for that one.
+  [[nodiscard]] std::vector<std::tuple<Class, int, bool>> score(const Tokens& text, Token selected,
+                                                                const Estimate& estimate, int run) const {
+    std::vector<std::tuple<Class, int, bool>> scored;
     for (const Candidate& c : candidates(text, estimate, run)) {
-      scored.emplace_back(c.its_class, c.token == selected);
+      scored.emplace_back(c.its_class, c.rivals, c.token == selected);
       if (c.token == selected) break;
     }
     return scored;

@@ -138,7 +138,7 @@ TEST_CASE_TEMPLATE("what is taken out and what is looked up are what the pool ho
       const auto all = entries_under(entries, key, 32);
       std::size_t given = 0;
       pool.ref().for_each(SerialTile{}, contexts[i],
-                          [&](Source source, int rank, std::uint32_t token, std::uint32_t stamp) {
+                          [&](Source source, int rank, int, std::uint32_t token, std::uint32_t stamp) {
                             ++given;
                             REQUIRE(std::ranges::any_of(all, [&](const PoolEntry& e) {
                               return e.source() == source && e.rank() == rank && e.token == token && e.stamp == stamp;

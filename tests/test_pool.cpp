@@ -9,6 +9,7 @@
 #include <span>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "cases.hpp"
@@ -35,9 +36,15 @@ using Found = std::vector<std::tuple<Source, int, Token>>;
 
 Found look_up(Pool& pool, std::uint64_t context) {
   std::vector<std::tuple<std::uint32_t, Source, int, Token>> all;
-  pool.ref().for_each(SerialTile{}, context, [&](Source source, int rank, std::uint32_t token, std::uint32_t stamp) {
-    all.emplace_back(~stamp, source, rank, static_cast<Token>(token));
-  });
+  std::vector<std::pair<Source, int>> said;
+  pool.ref().for_each(SerialTile{}, context,
+                      [&](Source source, int rank, int rivals, std::uint32_t token, std::uint32_t stamp) {
+                        all.emplace_back(~stamp, source, rank, static_cast<Token>(token));
+                        said.emplace_back(source, rivals);
+                      });
+  for (const auto& [source, rivals] : said)
+    REQUIRE(rivals ==
+            (source == Source::recycled ? 0 : std::ranges::count(said, source, &std::pair<Source, int>::first) - 1));
   std::sort(all.begin(), all.end());
   Found found;
   for (const auto& [age, source, rank, token] : all) found.emplace_back(source, rank, token);

@@ -69,7 +69,7 @@ using Found = std::vector<std::tuple<Source, int, Token>>;
 template <class Ref>
 Found look_up(const Ref& pool, const Tokens& context) {
   Found found;
-  pool.for_each(SerialTile{}, hash_of(context), [&](Source source, int rank, std::uint32_t token, std::uint32_t) {
+  pool.for_each(SerialTile{}, hash_of(context), [&](Source source, int rank, int, std::uint32_t token, std::uint32_t) {
     found.emplace_back(source, rank, static_cast<Token>(token));
   });
   std::ranges::sort(found);

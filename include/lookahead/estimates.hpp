@@ -65,22 +65,23 @@ struct Calibration {
 
 /// The estimate of each class: the chance that a candidate is the next token, *given that no better candidate was*, at
 /// the end of a run: so many tokens in a row were the best candidate of their place. Runs count because right guesses
-/// come in longer ones than independent chances would give (docs/decisions.md has the figures). Probabilities are
-/// unsigned Q0.32. Trivial, so that it may lie in shared memory; call `reset` first.
+/// come in longer ones than independent chances would give. An estimate is for an entry without rivals; one that shares
+/// its context with others of its source gets a part of it, the same for all classes (docs/decisions.md has the figures
+/// of both). Probabilities are unsigned Q0.32. Trivial, so that it may lie in shared memory; call `reset` first.
 struct Estimates {
   /// Observations that a start value is worth, and the number at which counts are halved, so that old ones fade.
   static constexpr std::uint32_t start_weight = 8, halve_at = 400;
   static constexpr std::uint32_t unit = 256;  ///< counts per observation: halving keeps fractions
   static constexpr std::uint32_t max_probability = 0xFFFF0000U;
-  static constexpr int run_class_count = 4, longest_run = 6;
+  static constexpr int run_class_count = 4, longest_run = 6, most_rivals = 3;
   static constexpr std::uint32_t run_weight = 3;  ///< observations that a class is worth to what it is in a run
 
-  /// Hits and trials in 1/256 of an observation.
+  /// Hits, and the trials that they are a share of, in 1/256 of an observation.
   struct Count {
     std::uint32_t hits, trials;
 
-    LOOKAHEAD_HD constexpr void add(bool hit) {
-      trials += unit;
+    LOOKAHEAD_HD constexpr void add(bool hit, std::uint32_t weight) {
+      trials += weight;
       if (hit) hits += unit;
       if (trials < halve_at * unit) return;
       trials /= 2;
@@ -110,10 +111,15 @@ struct Estimates {
     }
   }
 
-  /// Counts one observation of class `c` at the end of `run`.
-  LOOKAHEAD_HD constexpr void score(CandidateClass c, int run, bool hit) {
-    all[c.id].add(hit);
-    in_run[run_class(run)][c.id].add(hit);
+  /// The estimate of an entry with so many rivals. Precondition: 0 <= rivals <= most_rivals, which stands for more.
+  [[nodiscard]] static LOOKAHEAD_HD constexpr std::uint32_t among(std::uint32_t probability, int rivals) {
+    return static_cast<std::uint32_t>(std::uint64_t{probability} * share(rivals) / unit);
+  }
+
+  /// Counts one observation of class `c` at the end of `run`. With rivals it is worth what was expected of it.
+  LOOKAHEAD_HD constexpr void score(CandidateClass c, int run, int rivals, bool hit) {
+    all[c.id].add(hit, share(rivals));
+    in_run[run_class(run)][c.id].add(hit, share(rivals));
     update(c.id);
   }
 
@@ -128,6 +134,11 @@ struct Estimates {
   }
 
  private:
+  /// What rivals leave of an estimate, in 1/256.
+  [[nodiscard]] static LOOKAHEAD_HD constexpr std::uint32_t share(int rivals) {
+    return rivals == 0 ? 256 : rivals == 1 ? 160 : rivals == 2 ? 128 : 112;
+  }
+
   /// A class in a run starts from what the class is in all of them.
   LOOKAHEAD_HD constexpr void update(int id) {
     const std::uint64_t prior = (std::uint64_t{all[id].hits} << 32) / all[id].trials;

@@ -153,20 +153,23 @@ struct PoolRef {
     access.leave(which);
   }
 
-  /// Calls visit(source, rank, token, stamp) for every entry of a context. The rank of text and window entries is their
-  /// recency among the entries of that context and source, 0 for the newest, at most 7. O(1).
+  /// Calls visit(source, rank, rivals, token, stamp) for every entry of a context. The rank of text and window entries
+  /// is their recency among the entries of that context and source, 0 for the newest, at most 7; their rivals are the
+  /// others of these entries. Recycled entries have none. O(1).
   LOOKAHEAD_GROUP_FN template <class Tile, class Visit>
   LOOKAHEAD_HD void for_each(const Tile& tile, std::uint64_t context, Visit&& visit) const {
     const std::uint64_t placed = access.place(context);
     const PoolSet& set = sets[index(placed)];
     const std::uint32_t found = access.words(tile).match(
         set.key, PoolSet::fingerprint_mask, static_cast<std::uint32_t>(placed) & PoolSet::fingerprint_mask);
-    visit_lanes(tile, set, found, [&](std::uint32_t key, int rank, std::uint32_t token, std::uint32_t stamp) {
-      visit(static_cast<Source>(key >> 3 & 3), rank, token, stamp);
-    });
+    visit_lanes(tile, set, found,
+                [&](std::uint32_t key, int rank, int rivals, std::uint32_t token, std::uint32_t stamp) {
+                  visit(static_cast<Source>(key >> 3 & 3), rank, rivals, token, stamp);
+                });
   }
 
-  /// Calls visit(key, rank, token, stamp) for every entry of set number `set`; see PoolSet and `for_each`. O(1).
+  /// Calls visit(key, rank, rivals, token, stamp) for every entry of set number `set`; see PoolSet and `for_each`.
+  /// O(1).
   LOOKAHEAD_GROUP_FN template <class Tile, class Visit>
   LOOKAHEAD_HD void for_each_in(const Tile& tile, std::uint32_t set, Visit&& visit) const {
     visit_lanes(tile, sets[set], ~0U, visit);
@@ -201,18 +204,19 @@ struct PoolRef {
   LOOKAHEAD_GROUP_FN template <class Tile, class Visit>
   LOOKAHEAD_HD void visit_lanes(const Tile& tile, const PoolSet& set, std::uint32_t lanes, const Visit& visit) const {
     const auto& words = access.words(tile);
-    for (; lanes != 0; lanes &= lanes - 1) {
+    const std::uint32_t live = words.greater(set.stamp, words.load(&clock->floor));
+    for (lanes &= live; lanes != 0; lanes &= lanes - 1) {
       const int lane = detail::lowest(lanes);
-      const std::uint32_t stamp = words.load(&set.stamp[lane]);
-      if (stamp <= words.load(&clock->floor)) continue;
-      const std::uint32_t k = words.load(&set.key[lane]);
-      int rank = static_cast<int>(k & 7);
+      const std::uint32_t stamp = words.load(&set.stamp[lane]), k = words.load(&set.key[lane]);
+      int rank = static_cast<int>(k & 7), rivals = 0;
       if (static_cast<Source>(k >> 3 & 3) != Source::recycled) {
-        const int newer = detail::count_of(words.match(set.key, ~0U, k) & words.greater(set.stamp, stamp));
+        const std::uint32_t same = words.match(set.key, ~0U, k) & live;
+        const int newer = detail::count_of(same & words.greater(set.stamp, stamp));
         rank = newer < 7 ? newer : 7;
+        rivals = detail::count_of(same) - 1;
       }
       const std::uint32_t token = words.load(&set.token[lane]);
-      if (access.admits(token)) visit(k, rank, token, stamp);
+      if (access.admits(token)) visit(k, rank, rivals, token, stamp);
     }
   }
   [[nodiscard]] LOOKAHEAD_HD std::uint32_t index(std::uint64_t placed) const {

@@ -57,8 +57,8 @@ struct RateReach {
     return std::uint64_t{reach} * estimate >> 32 > least;
   }
   [[nodiscard]] LOOKAHEAD_HD bool wants(int i) const { return enough(best[i]); }
-  [[nodiscard]] LOOKAHEAD_HD std::uint32_t operator()(CandidateClass c, std::uint32_t) const {
-    const std::uint32_t estimate = probability[c.id];
+  [[nodiscard]] LOOKAHEAD_HD std::uint32_t operator()(CandidateClass c, int rivals, std::uint32_t) const {
+    const std::uint32_t estimate = Estimates::among(probability[c.id], rivals);
     return enough(estimate) ? estimate : 0U;
   }
 };

@@ -375,8 +375,8 @@ LOOKAHEAD_HD void resolve(const Gr& g, StepState<W, N, G, Token>& s, const Token
 struct RateAll {
   const std::uint32_t* probability;
   [[nodiscard]] LOOKAHEAD_HD bool wants(int) const { return true; }
-  [[nodiscard]] LOOKAHEAD_HD std::uint32_t operator()(CandidateClass c, std::uint32_t) const {
-    return probability[c.id];
+  [[nodiscard]] LOOKAHEAD_HD std::uint32_t operator()(CandidateClass c, int rivals, std::uint32_t) const {
+    return Estimates::among(probability[c.id], rivals);
   }
 };
 
@@ -402,7 +402,7 @@ LOOKAHEAD_HD void apply(const Gr& g, StepState<W, N, G, Token>& s, const Pool& p
       for (int i = 0; i < count; ++i) {
         for (int k = 0; k < a.list[i].count; ++k) {
           const bool hit = a.list[i].token[k] == static_cast<std::uint32_t>(s.selected[i]);
-          s.estimates.score(a.list[i].candidate_class(k), s.notes.run[s.path[root + i]], hit);
+          s.estimates.score(a.list[i].candidate_class(k), s.notes.run[s.path[root + i]], a.list[i].rivals(k), hit);
           if (hit) break;
         }
       }
