@@ -347,6 +347,12 @@ TEST_CASE("what people see") {
   CHECK(plain.out.find("speed-up") == std::string::npos);
   CHECK(plain.out.find("\ntokens                   40\n") != std::string::npos);
 
+  // Text comes as it is accepted: whoever reads along gets it in many pieces.
+  const Ran read_along =
+      shell(generate({"--plain", "--max-tokens", "200", code}) + " | LC_ALL=C dd bs=1000000 of=/dev/null");
+  REQUIRE(read_along.err.starts_with("0+"));
+  CHECK(std::stoi(read_along.err.substr(2)) > 10);
+
   const auto on_terminal = [](const std::string& environment) {
     return shell("env -u NO_COLOR TERM=xterm " + environment + " script -qec " +
                  quoted(generate({"--max-tokens", "12", code})) + " /dev/null")
