@@ -108,7 +108,7 @@ class Estimates {
 
  private:
   static std::uint64_t part(int rivals) {
-    constexpr std::uint64_t of[] = {256, 160, 128, 112};
+    constexpr std::uint64_t of[] = {256, 170, 140, 120};
     return of[std::min(rivals, 3)];
   }
   [[nodiscard]] Count count(const Class& c) const {

@@ -136,7 +136,7 @@ struct Estimates {
  private:
   /// What rivals leave of an estimate, in 1/256.
   [[nodiscard]] static LOOKAHEAD_HD constexpr std::uint32_t share(int rivals) {
-    return rivals == 0 ? 256 : rivals == 1 ? 160 : rivals == 2 ? 128 : 112;
+    return rivals == 0 ? 256 : rivals == 1 ? 170 : rivals == 2 ? 140 : 120;
   }
 
   /// A class in a run starts from what the class is in all of them.
