@@ -103,18 +103,29 @@ struct Estimates {
 
   /// Back to the start values.
   LOOKAHEAD_HD constexpr void reset() {
-    for (int id = 0; id < CandidateClass::count; ++id) {
-      all[id] = {start_weight * start_value({static_cast<std::uint8_t>(id)}), start_weight * unit};
-      for (auto& counts : in_run) counts[id] = {0, 0};
-      update(id);
-    }
+    for (int id = 0; id < CandidateClass::count; ++id) reset({static_cast<std::uint8_t>(id)});
+  }
+  LOOKAHEAD_HD constexpr void reset(CandidateClass c) {
+    all[c.id] = {start_weight * start_value(c), start_weight * unit};
+    for (auto& counts : in_run) counts[c.id] = {0, 0};
+    update(c);
   }
 
-  /// Counts one observation of class `c` at the end of `run`.
-  LOOKAHEAD_HD constexpr void score(CandidateClass c, int run, bool hit) {
+  /// Counts one observation of class `c` at the end of `run`; `update` takes it into the estimates.
+  LOOKAHEAD_HD constexpr void count(CandidateClass c, int run, bool hit) {
     all[c.id].add(hit);
     in_run[run_class(run)][c.id].add(hit);
-    update(c.id);
+  }
+
+  /// Sets the estimates of a class, by what was counted. A class in a run starts from what the class is in all of them.
+  LOOKAHEAD_HD constexpr void update(CandidateClass c) {
+    const std::uint64_t prior = (std::uint64_t{all[c.id].hits} << 32) / all[c.id].trials;
+    constexpr std::uint64_t weight = std::uint64_t{run_weight} * unit;
+    for (int run = 0; run < run_class_count; ++run) {
+      const Count& n = in_run[run][c.id];
+      const std::uint64_t p = ((std::uint64_t{n.hits} << 32) + weight * prior) / (n.trials + weight);
+      probability[run][c.id] = p < max_probability ? static_cast<std::uint32_t>(p) : max_probability;
+    }
   }
 
   /// Start value in 1/256: rises with the length of the context, falls with the rank. By formula, because it serves
@@ -125,18 +136,6 @@ struct Estimates {
                       : c.source() == Source::window ? 51 + 26 * (length < 3 ? length : 3)
                                                      : 64 + 13 * (length < 2 ? length : 2);
     return static_cast<std::uint32_t>(first * 2 / (2 + 3 * c.rank()));
-  }
-
- private:
-  /// A class in a run starts from what the class is in all of them.
-  LOOKAHEAD_HD constexpr void update(int id) {
-    const std::uint64_t prior = (std::uint64_t{all[id].hits} << 32) / all[id].trials;
-    constexpr std::uint64_t weight = std::uint64_t{run_weight} * unit;
-    for (int run = 0; run < run_class_count; ++run) {
-      const Count& n = in_run[run][id];
-      const std::uint64_t p = ((std::uint64_t{n.hits} << 32) + weight * prior) / (n.trials + weight);
-      probability[run][id] = p < max_probability ? static_cast<std::uint32_t>(p) : max_probability;
-    }
   }
 };
 
