@@ -6,6 +6,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "cases.hpp"
@@ -52,11 +53,11 @@ TEST_CASE("random requests: every text is plain decoding's") {
 
 // What the report says of growth, against what growth has noted of every row.
 TEST_CASE("a row's reach is shared out among its children, and the sum is what the step expects") {
-  using State = lookahead::detail::StepState<7, 5, 7, Token>;
-  auto state = std::make_unique<State>();
-  auto scratch = std::make_unique<lookahead::detail::StepScratch<7, 5, 7, Token>>();
-  auto tree = std::make_unique<lookahead::TokenTreeStorage<Token, State::max_rows>>();
-  const lookahead::SerialGroup group;
+  using Step = lookahead::Lookahead<7, 5, 7, Token>;
+  auto one = std::make_unique<Step>();
+  static_assert(std::is_standard_layout_v<Step>);
+  const auto* const state = reinterpret_cast<const lookahead::detail::StepState<7, 5, 7, Token>*>(one.get());
+  auto tree = std::make_unique<Step::Tree>();
   OracleOptions options;
   options.vocabulary = 40;
   options.repetition = 0.97;
@@ -64,11 +65,11 @@ TEST_CASE("a row's reach is shared out among its children, and the sum is what t
   OracleModel<Token> model(options);
   Pool pool;
   const Token first = 0;
-  lookahead::detail::start(group, *state, pool.ref(), &first, 1, 0, *scratch);
+  one->start(pool, std::span(&first, 1));
   int shared = 0;
   for (int step = 0; step < 100; ++step) {
     const Shape shape{step % 8, 5, 7};
-    lookahead::detail::plan(group, *state, pool.ref(), shape, {60, 60, 20, 100}, *tree, *scratch);
+    one->plan(pool, shape, {60, 60, 20, 100}, *tree);
     std::vector<std::uint64_t> children(at(tree->rows));
     std::uint64_t sum = 0;
     for (int r = tree->root + 1; r < tree->rows; ++r) {
@@ -81,15 +82,13 @@ TEST_CASE("a row's reach is shared out among its children, and the sum is what t
     }
     for (int r = tree->root; r < tree->rows; ++r)
       CHECK(children[at(r)] <= (r == tree->root ? 0xFFFFFFFFU : state->notes.reach[r]));
-    CHECK(state->report.expected == 1 + static_cast<double>(sum) / 0x1p32);
+    CHECK(one->report().expected == 1 + static_cast<double>(sum) / 0x1p32);
 
     model.forward(tree->view());
-    lookahead::detail::resolve(
-        group, *state, *tree, [&](int row) { return model.next_token(row); },
-        [&](int row, Token* out, int count) { return model.top_tokens(row, std::span(out, at(count))); },
-        [](Token) { return false; });
-    const std::size_t kept = model.commit(std::span(state->path, at(state->path_count)));
-    lookahead::detail::apply(group, *state, pool.ref(), *tree, static_cast<int>(kept), *scratch);
+    const auto proposal = one->resolve([&](int row) { return model.next_token(row); },
+                                       [&](int row, std::span<Token> out) { return model.top_tokens(row, out); },
+                                       [](Token) { return false; });
+    one->apply(pool, model.commit(proposal.path));
   }
   CHECK(shared > 0);
 }

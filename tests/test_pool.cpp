@@ -216,7 +216,12 @@ TEST_CASE("a tile finds what a plain loop finds, the lowest lane where several a
     for (int i = 0; i < 32; ++i) above |= words[at(i)] > middle ? 1U << i : 0U;
     REQUIRE(SerialTile{}.greater(words.data(), middle) == above);
     REQUIRE(SerialTile{}.oldest(words.data()) == std::ranges::min_element(words) - words.begin());
+    const int n = random.below(100);
+    REQUIRE(SerialTile{}.sum(n, [](int i) { return i + 1; }) == n * (n + 1) / 2);
   }
+  // The order of additions is a promise: a 1 that meets 2^53 is lost, one that meets another 1 first is not.
+  CHECK(SerialTile{}.sum(32, [](int i) { return i == 0 ? 0x1p53 : i == 1 || i == 16 ? 1.0 : 0.0; }) == 0x1p53);
+  CHECK(SerialTile{}.sum(32, [](int i) { return i == 0 ? 0x1p53 : i == 1 || i == 17 ? 1.0 : 0.0; }) == 0x1p53 + 2);
 }
 
 TEST_CASE("the serial group sorts any number of keys") {

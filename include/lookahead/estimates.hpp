@@ -104,11 +104,12 @@ struct Estimates {
 
   /// Back to the start values.
   LOOKAHEAD_HD constexpr void reset() {
-    for (int id = 0; id < CandidateClass::count; ++id) {
-      all[id] = {start_weight * start_value({static_cast<std::uint8_t>(id)}), start_weight * unit};
-      for (auto& counts : in_run) counts[id] = {0, 0};
-      update(id);
-    }
+    for (int id = 0; id < CandidateClass::count; ++id) reset({static_cast<std::uint8_t>(id)});
+  }
+  LOOKAHEAD_HD constexpr void reset(CandidateClass c) {
+    all[c.id] = {start_weight * start_value(c), start_weight * unit};
+    for (auto& counts : in_run) counts[c.id] = {0, 0};
+    update(c);
   }
 
   /// The estimate of an entry with so many rivals. Precondition: 0 <= rivals <= most_rivals, which stands for more.
@@ -116,11 +117,22 @@ struct Estimates {
     return static_cast<std::uint32_t>(std::uint64_t{probability} * share(rivals) / unit);
   }
 
-  /// Counts one observation of class `c` at the end of `run`. With rivals it is worth what was expected of it.
-  LOOKAHEAD_HD constexpr void score(CandidateClass c, int run, int rivals, bool hit) {
+  /// Counts one observation of class `c` at the end of `run`; with rivals it is worth what was expected of it. `update`
+  /// takes it into the estimates.
+  LOOKAHEAD_HD constexpr void count(CandidateClass c, int run, int rivals, bool hit) {
     all[c.id].add(hit, share(rivals));
     in_run[run_class(run)][c.id].add(hit, share(rivals));
-    update(c.id);
+  }
+
+  /// Sets the estimates of a class, by what was counted. A class in a run starts from what the class is in all of them.
+  LOOKAHEAD_HD constexpr void update(CandidateClass c) {
+    const std::uint64_t prior = (std::uint64_t{all[c.id].hits} << 32) / all[c.id].trials;
+    constexpr std::uint64_t weight = std::uint64_t{run_weight} * unit;
+    for (int run = 0; run < run_class_count; ++run) {
+      const Count& n = in_run[run][c.id];
+      const std::uint64_t p = ((std::uint64_t{n.hits} << 32) + weight * prior) / (n.trials + weight);
+      probability[run][c.id] = p < max_probability ? static_cast<std::uint32_t>(p) : max_probability;
+    }
   }
 
   /// Start value in 1/256: rises with the length of the context, falls with the rank. By formula, because it serves
@@ -137,17 +149,6 @@ struct Estimates {
   /// What rivals leave of an estimate, in 1/256.
   [[nodiscard]] static LOOKAHEAD_HD constexpr std::uint32_t share(int rivals) {
     return rivals == 0 ? 256 : rivals == 1 ? 170 : rivals == 2 ? 140 : 120;
-  }
-
-  /// A class in a run starts from what the class is in all of them.
-  LOOKAHEAD_HD constexpr void update(int id) {
-    const std::uint64_t prior = (std::uint64_t{all[id].hits} << 32) / all[id].trials;
-    constexpr std::uint64_t weight = std::uint64_t{run_weight} * unit;
-    for (int run = 0; run < run_class_count; ++run) {
-      const Count& n = in_run[run][id];
-      const std::uint64_t p = ((std::uint64_t{n.hits} << 32) + weight * prior) / (n.trials + weight);
-      probability[run][id] = p < max_probability ? static_cast<std::uint32_t>(p) : max_probability;
-    }
   }
 };
 

@@ -5,6 +5,7 @@
 
 #include <concepts>
 #include <cstdint>
+#include <type_traits>
 
 #include "lookahead/detail/config.hpp"
 
@@ -24,8 +25,10 @@ namespace lookahead {
 /// 5. `store(word, value)` and `load(word)`: one lane writes, or reads for all.
 /// 6. `prefetch(words)`: the words will be read soon. It may do nothing.
 /// 7. `leads()` is true in one lane: the one that writes what the tile has found.
+/// 8. `sum(n, f)` is f(0) + ... + f(n - 1), added in the same order by every tile: lane l adds up f(l), f(l + 32), ...,
+/// then lanes are added in pairs. Each f(i) is called by one lane.
 template <class T>
-concept Tile = requires(const T& t, const std::uint32_t* words, std::uint32_t* word) {
+concept Tile = requires(const T& t, const std::uint32_t* words, std::uint32_t* word, int (*f)(int)) {
   { t.rank() } -> std::same_as<int>;
   { t.count() } -> std::same_as<int>;
   { t.match(words, 1U, 1U) } -> std::same_as<std::uint32_t>;
@@ -35,13 +38,14 @@ concept Tile = requires(const T& t, const std::uint32_t* words, std::uint32_t* w
   t.store(word, 1U);
   t.prefetch(words);
   { t.leads() } -> std::same_as<bool>;
+  { t.sum(1, f) } -> std::same_as<int>;
 };
 
 /// Threads that run one algorithm together. Every member is called by all threads of the group, in the same order.
 /// 1. `rank()` is in `[0, size())`, distinct for each thread.
 /// 2. After `sync()` each thread sees what every thread wrote before it.
-/// 3. `exclusive_sum(a, n)` replaces a[i] by a[0] + ... + a[i-1] and returns the total; the array is visible to all.
-/// 4. `sort(a, n)` sorts ascending in place; the array is visible to all. Keys are distinct.
+/// 3. `exclusive_sum(a, n)` replaces a[i] by a[0] + ... + a[i-1] and returns the total.
+/// 4. `sort(a, n)` sorts ascending in place. Keys are distinct. Both begin and end with a sync.
 /// 5. `tile()` is the calling thread's team of 32 lanes. Tiles of a group work on different items without a sync.
 template <class G>
 concept Group = requires(const G& g, int* a, std::uint64_t* k, int n) {
@@ -92,6 +96,15 @@ struct HostTile {
 #else
     return lanes(words, [&](std::uint32_t w) { return w > value; });
 #endif
+  }
+
+  LOOKAHEAD_GROUP_FN template <class F>
+  [[nodiscard]] LOOKAHEAD_HD std::invoke_result_t<F, int> sum(int n, const F& f) const {
+    std::invoke_result_t<F, int> lane[32] = {};
+    for (int i = 0; i < n; ++i) lane[i % 32] += f(i);
+    for (int half = 16; half > 0; half /= 2)
+      for (int i = 0; i < half; ++i) lane[i] += lane[i + half];
+    return lane[0];
   }
 
   LOOKAHEAD_GROUP_FN [[nodiscard]] LOOKAHEAD_HD int oldest(const std::uint32_t* words) const {

@@ -64,6 +64,7 @@ class Lookahead {
     assert(!prompt.empty());
     Scratch scratch;
     detail::start(SerialGroup{}, state_, pool.ref(), prompt.data(), static_cast<int>(prompt.size()), seed, scratch);
+    report_ = {};
     planned_ = resolved_ = false;
   }
 
@@ -115,6 +116,7 @@ class Lookahead {
     assert(!planned_ && state_.pending_count > 0);
     Scratch scratch;
     detail::plan(SerialGroup{}, state_, pool.ref(), shape, limits, out, scratch);
+    account(out, (std::clamp(shape.w, 0, W) + std::clamp(shape.g, 0, G)) * (std::clamp(shape.n, 2, N) - 1));
     tree_ = &out;
     planned_ = true;
     resolved_ = false;
@@ -127,7 +129,7 @@ class Lookahead {
     RowOffer offer{.fixed = state_.planted, .expected = std::uint64_t{tree_->wanted_count > 0} << 32};
     for (int i = 0; i < tree_->wanted_count && tree_->wanted[i] < state_.planted; ++i) ++offer.fixed_logits;
     offer.factor = state_.calibration.factor();
-    offer.expected += detail::sum_of_gains(state_.notes, state_.planted, offer.factor);
+    offer.expected += gains(state_.planted);
     offer.reach =
         std::span(state_.notes.reach).subspan(std::size_t(state_.planted), std::size_t(tree_->rows - state_.planted));
     return offer;
@@ -138,6 +140,7 @@ class Lookahead {
   void cut(Tree& tree, std::int32_t rows) noexcept {
     assert(planned_ && !resolved_ && &tree == tree_);
     detail::cut(state_, tree, rows);
+    account(tree, report_.published_rows);
   }
 
   /// Walks from the root. `select(row)` gives the token behind a row; it is called once for each emitted token, in
@@ -184,6 +187,9 @@ class Lookahead {
   template <PoolOf<Token> P>
   void apply(P&& pool, std::size_t kept) noexcept {
     assert(resolved_ && kept <= static_cast<std::size_t>(state_.path_count) && static_cast<int>(kept) > tree_->root);
+    report_.tokens = state_.selected_count;
+    for (int i = tree_->root + 1; i < state_.path_count; ++i)
+      ++report_.accepted[origin(state_.path[i])][i - tree_->root - 1];
     Scratch scratch;
     detail::apply(SerialGroup{}, state_, pool.ref(), *tree_, static_cast<int>(kept), scratch);
     planned_ = resolved_ = false;
@@ -204,7 +210,7 @@ class Lookahead {
   }
 
   /// The account of the last planned step; tokens and accepted rows are filled in by `apply`.
-  [[nodiscard]] const Report& report() const noexcept { return state_.report; }
+  [[nodiscard]] const Report& report() const noexcept { return report_; }
 
   /// The window and the estimates, for display and tests.
   [[nodiscard]] const JacobiWindow<W, N, Token>& jacobi_window() const noexcept { return state_.window; }
@@ -225,7 +231,31 @@ class Lookahead {
             state_.stopped};
   }
 
+  /// Why a row behind the root stands in the planned tree.
+  [[nodiscard]] std::size_t origin(int row) const noexcept {
+    const std::uint8_t c = state_.notes.candidate[row];
+    return c == state_.notes.no_class ? 0 : 1 + static_cast<std::size_t>(CandidateClass{c}.source());
+  }
+
+  /// What the first `rows` rows behind the root are expected to yield, Q32.32.
+  [[nodiscard]] std::uint64_t gains(int rows) const noexcept {
+    std::uint64_t sum = 0;
+    for (int r = 0; r < rows; ++r) sum += RowOffer::gain_of(state_.notes.reach[r], state_.calibration.factor());
+    return sum;
+  }
+
+  /// Begins the account of a planned tree, of what is known already.
+  void account(const Tree& tree, std::int32_t published_rows) noexcept {
+    report_ = {};
+    report_.published_rows = published_rows;
+    report_.rows = tree.rows;
+    report_.logit_rows = tree.wanted_count;
+    for (int r = tree.root + 1; r < tree.rows; ++r) ++report_.drafted[origin(r)][tree.depth[r] - 1];
+    report_.expected = tree.wanted_count > 0 ? 1.0 + static_cast<double>(gains(tree.rows)) / 4294967296.0 : 0.0;
+  }
+
   State state_{};
+  Report report_{};
   const Tree* tree_ = nullptr;
   bool planned_ = false, resolved_ = false;
 };

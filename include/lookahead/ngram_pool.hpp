@@ -183,17 +183,19 @@ struct PoolRef {
     const auto& words = access.words(tile);
     if (words.load(&clock->now) > last_stamp) access.empty(g, sets, set_count, *clock);
     const std::uint32_t now = words.load(&clock->now);
-    for (int i = 0; i < count; ++i) {
-      if (constexpr int ahead = 8; i + ahead < count && what[i + ahead].count != 0) {
+    const auto mine = [&](int i) {
+      return what[i].count != 0 && set_of(what[i].context) % static_cast<std::uint32_t>(tile.count()) ==
+                                       static_cast<std::uint32_t>(tile.rank());
+    };
+    const int ahead = 8 * tile.count() < count ? 8 * tile.count() : count;  // about 8 of a tile's own
+    for (int i = -ahead; i < count; ++i) {
+      if (i + ahead < count && mine(i + ahead)) {
         const PoolSet& set = sets[set_of(what[i + ahead].context)];
         tile.prefetch(set.key);
         tile.prefetch(set.token);
         tile.prefetch(set.stamp);
       }
-      if (what[i].count == 0 ||
-          set_of(what[i].context) % static_cast<std::uint32_t>(tile.count()) != static_cast<std::uint32_t>(tile.rank()))
-        continue;
-      insert(tile, what[i], now + 1 + static_cast<std::uint32_t>(i));
+      if (i >= 0 && mine(i)) insert(tile, what[i], now + 1 + static_cast<std::uint32_t>(i));
     }
     g.sync();
     if (g.rank() == 0) access.advance(*clock, now, static_cast<std::uint32_t>(count));

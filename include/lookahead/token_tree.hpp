@@ -135,11 +135,16 @@ struct TokenTreeStorage {
 
   /// Asks for the logits of `row`.
   LOOKAHEAD_HD constexpr void want(int row) {
-    if ((want_bits[row / 32] >> (row % 32) & 1U) != 0) return;
+    if (is_wanted(row)) return;
     want_bits[row / 32] |= 1U << (row % 32);
     int i = wanted_count++;
     for (; i > 0 && wanted[i - 1] > row; --i) wanted[i] = wanted[i - 1];
     wanted[i] = row;
+  }
+
+  /// Whether the logits of `row` will be read.
+  [[nodiscard]] LOOKAHEAD_HD constexpr bool is_wanted(int row) const {
+    return (want_bits[row / 32] >> (row % 32) & 1U) != 0;
   }
 
   /// The view that engines take.

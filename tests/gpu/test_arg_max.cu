@@ -61,27 +61,20 @@ TEST_CASE_TEMPLATE("the best tokens of rows", C, Case<float, logit_cases::Float3
 }
 
 TEST_CASE("a captured arg-max reads the number of rows when it is replayed") {
-  using lookahead::cuda::check;
   const Stream stream;
   const OnDevice<float> values(std::vector<float>{0, 1, 2, 5, 4, 3});
   const OnDevice<std::int32_t> count(Tokens{0}), tokens(Tokens{-1, -1});
   const OnDevice<std::uint64_t> workspace(gpu::top_k_workspace<float>(2, 3, 1));
   const gpu::LogitRows<float> logits{values.data(), 3, 3, 2, count.data()};
-  cudaGraph_t graph = nullptr;
-  check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
-  gpu::arg_max_async(logits, tokens.data(), workspace.data(), stream);
-  check(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
-  cudaGraphExec_t replay = nullptr;
-  check(cudaGraphInstantiate(&replay, graph, 0), "cudaGraphInstantiate");
+  const Graph graph(stream, [&] { gpu::arg_max_async(logits, tokens.data(), workspace.data(), stream); });
+  CHECK(graph.others() == 0);
   const Tokens expected[] = {{-1, -1}, {2, -1}, {2, 0}, {2, 0}};
   for (std::int32_t n = 0; n < 4; ++n) {  // 3 rows are more than there may be
-    check(cudaMemcpy(count.data(), &n, sizeof n, cudaMemcpyHostToDevice), "cudaMemcpy");
-    check(cudaGraphLaunch(replay, stream), "cudaGraphLaunch");
+    gpu::check(cudaMemcpy(count.data(), &n, sizeof n, cudaMemcpyHostToDevice), "cudaMemcpy");
+    graph.launch(stream);
     stream.wait();
     CHECK(tokens.values() == expected[n]);
   }
-  check(cudaGraphExecDestroy(replay), "cudaGraphExecDestroy");
-  check(cudaGraphDestroy(graph), "cudaGraphDestroy");
 }
 
 TEST_CASE("what cannot be used is refused before a launch") {
@@ -95,6 +88,10 @@ TEST_CASE("what cannot be used is refused before a launch") {
   CHECK_THROWS_AS(best(9, 9, 9, 1), InvalidArgument);
   CHECK_THROWS_AS(best(3, 2, 9, 1), InvalidArgument);
   CHECK_THROWS_AS(best(1, 9, 8, 1), InvalidArgument);
+  CHECK_THROWS_WITH_AS(best(1, (1 << 30) + 1, (1 << 30) + 1, 1),
+                       "the best 1 of 1073741825 logits in rows that are 1073741825 apart: pass k <= vocabulary <= "
+                       "min(stride, 1073741824)",
+                       InvalidArgument);
   CHECK_THROWS_AS(best(1, 9, 9, -1), InvalidArgument);
   best(1, 9, 9, 0);
 }
@@ -110,7 +107,7 @@ TEST_CASE("benchmark" * doctest::skip()) {
                            "cudaMemcpyAsync");
   });
   const double bandwidth = 2 * static_cast<double>(copied) / copy;  // read and written
-  std::printf("%-52s %12.0f GB/s\n", "copying 1 GiB, read and written", bandwidth / 1e9);
+  std::printf("%-52s %12.0f GB/s %8s\n", "copying 1 GiB, read and written", bandwidth / 1e9, "aim 0.7");
 
   Random random(1);
   std::vector<std::uint64_t> bits(logit_count / 4);
@@ -127,7 +124,7 @@ TEST_CASE("benchmark" * doctest::skip()) {
           median_seconds(stream, 51, [&] { gpu::top_k_async(logits, k, tokens.data(), workspace.data(), stream); });
       char name[80];
       std::snprintf(name, sizeof name, "best %d of 32000, %d rows of %d", k, rows, max_rows);
-      std::printf("%-52s %12.1f us %8.2f of copying\n", name, time * 1e6,
+      std::printf("%-52s %12.1f us   %8.2f of copying\n", name, time * 1e6,
                   static_cast<double>(rows) * vocabulary * 2 / time / bandwidth);
     }
 }

@@ -69,7 +69,7 @@ TEST_CASE("texts and things are filed on the device as one by one on the host") 
 
 TEST_CASE("a long text is filed in pieces") {
   Random random(1);
-  const Tokens tokens = random.tokens(600000, 3000);
+  const Tokens tokens = random.tokens(300000, 3000);
   Pool expected(1 << 16);
   const DevicePool device(expected);
   expected.add_text(tokens);

@@ -159,10 +159,12 @@ void top_k_async(const LogitRows<Logit>& logits, int k, Token* tokens, std::uint
   if (k < 1 || k > max_top_k)
     throw InvalidArgument("the best " + std::to_string(k) + " tokens of each row: pass 1 to " +
                           std::to_string(max_top_k));
-  if (logits.vocabulary < k || logits.stride < logits.vocabulary)
+  if (logits.vocabulary < k || logits.stride < logits.vocabulary ||
+      logits.vocabulary > detail::Lane<Logit>::max_vocabulary)
     throw InvalidArgument("the best " + std::to_string(k) + " of " + std::to_string(logits.vocabulary) +
                           " logits in rows that are " + std::to_string(logits.stride) +
-                          " apart: pass k <= vocabulary <= stride");
+                          " apart: pass k <= vocabulary <= min(stride, " +
+                          std::to_string(detail::Lane<Logit>::max_vocabulary) + ")");
   if (logits.max_rows < 0) throw InvalidArgument(std::to_string(logits.max_rows) + " rows of logits: pass 0 or more");
   if (logits.max_rows == 0) return;
   if (k == 1)

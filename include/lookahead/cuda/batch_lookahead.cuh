@@ -132,7 +132,7 @@ __attribute__((visibility("hidden"))) __global__ void __launch_bounds__(threads,
 /// same numbers). They come, fork and go between steps; one that comes within a step takes part in the next one. A
 /// sequence that ended (an end token, no token left, no room) has no rows any more, whether it is detached or not.
 ///
-/// Memory on the device, for each sequence: the state (about 27 KB at (15, 5, 15)), 12 bytes a slot of its pool, and
+/// Memory on the device, for each sequence: the state (about 26 KB at (15, 5, 15)), 12 bytes a slot of its pool, and
 /// the packed arrays. Calls are not thread-safe. The device that is current at construction must be so at every call.
 template <int W = 15, int N = 5, int G = 15, class Token = std::int32_t>
 class BatchLookahead {
@@ -251,11 +251,16 @@ class BatchLookahead {
   ///
   /// Temperature alone: processors, top-k, top-p and min-p are the caller's kernels before it. Sums of weights are
   /// taken in double precision in a fixed order, so a device repeats itself; exp may differ between devices by a
-  /// rounding, and then a draw near a bound may, too. Throws InvalidArgument for a vocabulary below 1.
+  /// rounding, and then a draw near a bound may, too. Throws InvalidArgument unless there are logits and room for
+  /// tokens and 1 <= vocabulary <= min(row_stride, 2^30).
   template <class Logit>
   void sample_async(const Logit* logits, std::size_t row_stride, int vocabulary, Token* tokens, cudaStream_t stream) {
-    if (vocabulary < 1)
-      throw InvalidArgument("a vocabulary of " + std::to_string(vocabulary) + " tokens: pass the model's");
+    if (logits == nullptr || tokens == nullptr)
+      throw InvalidArgument(std::string("no ") + (logits == nullptr ? "logits to draw from" : "room for tokens") +
+                            ": pass device memory");
+    if (vocabulary < 1 || vocabulary > 1 << 30 || row_stride < static_cast<std::size_t>(vocabulary))
+      throw InvalidArgument("a vocabulary of " + std::to_string(vocabulary) + " tokens in rows that are " +
+                            std::to_string(row_stride) + " apart: pass 1 <= vocabulary <= min(row_stride, 1073741824)");
     kernels::sample<<<static_cast<unsigned>(view_.count * bucket_), kernels::threads, 0, stream>>>(
         view_, logits, row_stride, vocabulary, tokens);
     launched("the launch of sample");

@@ -3,6 +3,7 @@
 /// The tile of a device: the 32 threads of a warp.
 
 #include <cstdint>
+#include <type_traits>
 
 #include "lookahead/group.hpp"
 
@@ -28,6 +29,13 @@ struct WarpTile {
   [[nodiscard]] __device__ int oldest(const std::uint32_t* words) const {
     const std::uint32_t word = words[lane()];
     return __ffs(static_cast<int>(__ballot_sync(all, word == __reduce_min_sync(all, word)))) - 1;
+  }
+  template <class F>
+  [[nodiscard]] __device__ std::invoke_result_t<F, int> sum(int n, const F& f) const {
+    std::invoke_result_t<F, int> sum{};
+    for (int i = lane(); i < n; i += 32) sum += f(i);
+    for (int half = 16; half > 0; half /= 2) sum += __shfl_xor_sync(all, sum, half);
+    return sum;
   }
   [[nodiscard]] __device__ std::uint32_t load(const std::uint32_t* word) const { return *word; }
 

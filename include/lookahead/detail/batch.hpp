@@ -9,6 +9,7 @@
 #include <string>
 
 #include "lookahead/batch_options.hpp"
+#include "lookahead/detail/bits.hpp"
 #include "lookahead/detail/config.hpp"
 #include "lookahead/detail/step.hpp"
 #include "lookahead/errors.hpp"
@@ -242,7 +243,6 @@ LOOKAHEAD_HD Offset offset_of(const Gr& g, int i, int count, const Count& of, Pa
   for (int begin = 0; begin < count; begin += PackScratch::chunk) {
     const int n = min(count - begin, PackScratch::chunk);
     for (int k = g.rank(); k < n; k += g.size()) scratch.sum[k] = of(begin + k);
-    g.sync();
     const int sum = g.exclusive_sum(scratch.sum, n);
     if (i >= begin && i < begin + n) offset.before = offset.total + scratch.sum[i - begin];
     offset.total += sum;
@@ -322,15 +322,9 @@ struct Choices {
 /// The number of `row` among the wanted rows of a tree, of which it is one.
 template <class Token, int R>
 LOOKAHEAD_HD int number_of(const TokenTreeStorage<Token, R>& tree, int row) {
-  int low = 0, high = tree.wanted_count - 1;
-  while (low < high) {
-    const int middle = (low + high) / 2;
-    if (tree.wanted[middle] < row)
-      low = middle + 1;
-    else
-      high = middle;
-  }
-  return low;
+  int before = count_of(tree.want_bits[row / 32] & ((1U << (row % 32)) - 1));
+  for (int word = 0; word < row / 32; ++word) before += count_of(tree.want_bits[word]);
+  return before;
 }
 
 /// Takes the step of sequence i: walks, names the rows to keep, applies, and writes the result to the ring.
@@ -397,10 +391,11 @@ LOOKAHEAD_HD void resolve(const Gr& g, const Batch<W, N, G, Token>& b, int i, co
 
 /// Working memory of `draw`.
 struct DrawScratch {
-  static constexpr int pieces = 256;
+  static constexpr int lanes = 256;  ///< that look for the best token
+  static constexpr int pieces = 32;  ///< whose weights are summed
+  float best[lanes];
+  std::int32_t token[lanes];
   double sum[pieces];
-  float best[pieces];
-  std::int32_t token[pieces];
   double base, aim;
   std::int32_t begin, end;
 };
@@ -414,12 +409,12 @@ struct DrawScratch {
 /// does.
 LOOKAHEAD_GROUP_FN template <Group Gr, class Logit>
 LOOKAHEAD_HD void draw(const Gr& g, const Logit* logits, int vocabulary, float temperature, double u, DrawScratch& s) {
-  constexpr int pieces = DrawScratch::pieces;
+  constexpr int lanes = DrawScratch::lanes, pieces = DrawScratch::pieces;
   constexpr float lowest = -3.402823466e38F;
-  for (int p = g.rank(); p < pieces; p += g.size()) {
+  for (int p = g.rank(); p < lanes; p += g.size()) {
     s.best[p] = 0;
     s.token[p] = -1;
-    for (int t = p; t < vocabulary; t += pieces) {
+    for (int t = p; t < vocabulary; t += lanes) {
       const auto x = static_cast<float>(logits[t]);
       if (x > s.best[p] || (s.token[p] < 0 && x == x)) {
         s.best[p] = x;
@@ -428,7 +423,7 @@ LOOKAHEAD_HD void draw(const Gr& g, const Logit* logits, int vocabulary, float t
     }
   }
   g.sync();
-  for (int half = pieces / 2; half > 0; half /= 2) {
+  for (int half = lanes / 2; half > 0; half /= 2) {
     for (int p = g.rank(); p < half; p += g.size()) {
       const int other = s.token[p + half];
       if (other < 0) continue;
@@ -453,14 +448,15 @@ LOOKAHEAD_HD void draw(const Gr& g, const Logit* logits, int vocabulary, float t
   // The piece that holds the token is cut into pieces, until it is the token.
   for (bool whole = true; s.end - s.begin > 1; whole = false) {
     const int begin = s.begin, end = s.end, size = (end - begin + pieces - 1) / pieces;
-    for (int p = g.rank(); p < pieces; p += g.size()) {
-      double sum = 0;
-      for (int t = begin + p * size; t < min(end, begin + (p + 1) * size); ++t) {
+    const auto tile = g.tile();
+    for (int p = tile.rank(); p < pieces; p += tile.count()) {
+      const int first = begin + p * size;
+      const double sum = tile.sum(max(0, min(size, end - first)), [&](int i) {
         const double weight =
-            std::exp((static_cast<double>(static_cast<float>(logits[t])) - static_cast<double>(top)) * slope);
-        if (weight > 0) sum += weight;
-      }
-      s.sum[p] = sum;
+            std::exp((static_cast<double>(static_cast<float>(logits[first + i])) - static_cast<double>(top)) * slope);
+        return weight > 0 ? weight : 0.0;
+      });
+      if (tile.leads()) s.sum[p] = sum;
     }
     g.sync();
     if (g.rank() == 0) {

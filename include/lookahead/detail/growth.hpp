@@ -6,6 +6,7 @@
 
 #include "lookahead/detail/candidates.hpp"
 #include "lookahead/detail/config.hpp"
+#include "lookahead/detail/plant.hpp"
 #include "lookahead/group.hpp"
 #include "lookahead/token_tree.hpp"
 
@@ -31,7 +32,6 @@ struct GrowthScratch {
   std::int32_t parent[R];
   std::uint32_t token[R], reach[R];
   std::uint8_t candidate[R], run[R], depth[R];
-  std::uint8_t used[R];
 
   // The candidates of one level that are in the running, `width` for each node of the frontier.
   CandidateList list[R];
@@ -41,11 +41,13 @@ struct GrowthScratch {
   int flag[R * width];
 
   // Keys are (reach inverted, number, slot), so that the best come first.
-  std::uint64_t key[R], merged[R];  ///< of the kept nodes, in order; what `key` becomes
-  std::uint64_t fresh[R * width];   ///< of the candidates
+  std::uint64_t key[2][R];         ///< of the kept nodes, in order: of the levels so far, and with the next one
+  std::uint64_t fresh[R * width];  ///< of the candidates
   std::uint32_t best[Estimates::run_class_count][context_length_count];  ///< the largest estimate of each length
-  std::int32_t frontier[R], row[R];
-  std::int32_t frontier_count, kept, numbered, budget, logits_left;
+  std::int32_t frontier[2][R];  ///< the nodes whose children are looked for, and the next ones
+  std::int32_t place[R];        ///< of each node in the frontier, if it is there; in the end its row
+  std::int32_t freed[R];        ///< slots of nodes that were kept and are not any more
+  int want[R];                  ///< not 0 for the rows whose logits will be read
 };
 
 /// Rates by estimate; leaves out what cannot give a child of a row with `reach` more than `least`.
@@ -64,7 +66,8 @@ struct RateReach {
 };
 
 /// How many of n ascending keys are smaller than `key`.
-LOOKAHEAD_HD inline int count_below(const std::uint64_t* keys, int n, std::uint64_t key) {
+template <class Key>
+LOOKAHEAD_HD int count_below(const Key* keys, int n, Key key) {
   int below = 0;
   while (n > 0) {
     const int half = n / 2;
@@ -87,13 +90,16 @@ LOOKAHEAD_HD void grow(const Gr& g, const Pool& pool, const Estimates& estimates
                        int max_depth, GrowthScratch<R>& s) {
   constexpr int width = GrowthScratch<R>::width;
   const int planted = tree.rows, root = tree.root;
+  const bool shares = planted > root + 1;  // there are rows that a candidate may share
   for (int r = g.rank(); r < R; r += g.size()) {
-    s.used[r] = 0;
+    s.want[r] = 0;
     if (r >= planted) continue;
+    s.want[r] = tree.is_wanted(r) ? 1 : 0;
     s.parent[r] = tree.parent[r];
     s.token[r] = static_cast<std::uint32_t>(tree.token[r]);
     s.reach[r] = r == root ? ~0U : 0U;
     s.run[r] = notes.run[r];
+    s.place[r] = 0;
   }
   for (int i = g.rank(); i < context_length_count * Estimates::run_class_count; i += g.size()) {
     constexpr int classes = CandidateClass::count / context_length_count;
@@ -103,26 +109,25 @@ LOOKAHEAD_HD void grow(const Gr& g, const Pool& pool, const Estimates& estimates
       if (estimates.probability[run][c] > best) best = estimates.probability[run][c];
     s.best[run][length] = best;
   }
-  if (g.rank() == 0) {
-    s.frontier[0] = root;
-    s.frontier_count = 1;
-    s.kept = s.numbered = 0;
-    s.logits_left = logits_left;
-    s.budget = rows_left < logits_left ? rows_left : logits_left;
-  }
+  // All threads count alike.
+  int frontier_count = 1, kept = 0, numbered = 0, budget = rows_left < logits_left ? rows_left : logits_left;
+  if (g.rank() == 0) s.frontier[1][0] = root;
   g.sync();
 
   int depth = 1;
-  for (; depth <= max_depth && s.frontier_count > 0; ++depth) {
+  for (; depth <= max_depth && frontier_count > 0; ++depth) {
+    const std::int32_t* const frontier = s.frontier[depth % 2];
+    std::int32_t* const next_frontier = s.frontier[1 - depth % 2];
+    const std::uint64_t* const key = s.key[depth % 2];
+    std::uint64_t* const next_key = s.key[1 - depth % 2];
     // What the reach of one more row must exceed.
-    const bool full = s.kept >= s.budget;
-    const std::uint32_t least = s.budget == 0 ? ~0U
-                                : full        ? ~static_cast<std::uint32_t>(s.key[s.budget - 1] >> 32)
-                                              : 0U;
+    const std::uint32_t least = budget == 0      ? ~0U
+                                : kept >= budget ? ~static_cast<std::uint32_t>(key[budget - 1] >> 32)
+                                                 : 0U;
     // Who is in the running: candidates that could be among the best, and all where one may share a row.
     const auto tile = g.tile();
-    for (int f = tile.rank(); f < s.frontier_count; f += tile.count()) {
-      const int node = s.frontier[f];
+    for (int f = tile.rank(); f < frontier_count; f += tile.count()) {
+      const int node = frontier[f];
       const int run = Estimates::run_class(s.run[node]);
       const RateReach rate{estimates.probability[run], s.best[run], s.reach[node], node < planted ? 0U : least};
       std::uint64_t contexts[context_length_count];
@@ -142,124 +147,123 @@ LOOKAHEAD_HD void grow(const Gr& g, const Pool& pool, const Estimates& estimates
       }
       list.count = s.flag[f] = n;
     }
-    g.sync();
-    const int running = g.exclusive_sum(s.flag, s.frontier_count);
-    for (int f = g.rank(); f < s.frontier_count; f += g.size()) {
-      const int node = s.frontier[f];
-      for (int c = 0; c < s.list[f].count; ++c) {
-        const int i = f * width + c;
-        s.item[s.flag[f] + c] = static_cast<std::uint16_t>(i);
-        s.shared[i] = -1;
-        if (node < planted)
-          for (int r = node + 1; r < planted; ++r)
-            if (s.parent[r] == node && s.token[r] == s.list[f].token[c]) s.shared[i] = static_cast<std::int16_t>(r);
-      }
+    const int running = g.exclusive_sum(s.flag, frontier_count);
+    for (int i = g.rank(); i < frontier_count * width; i += g.size()) {
+      if (i % width >= s.list[i / width].count) continue;
+      s.item[s.flag[i / width] + i % width] = static_cast<std::uint16_t>(i);
+      s.shared[i] = -1;
     }
     g.sync();
-    // A shared row must have logits before the walk may step on it.
-    if (g.rank() == 0) {
-      for (int k = 0; k < running; ++k) {
-        const int i = s.item[k], r = s.shared[i];
-        if (r < 0 || (tree.want_bits[r / 32] >> (r % 32) & 1U) != 0) continue;
-        if (s.logits_left == 0) {
-          s.candidate_reach[i] = 0;
-          continue;
-        }
-        tree.want(r);
-        --s.logits_left;
+    if (shares) {
+      for (int r = root + 1 + g.rank(); r < planted; r += g.size()) {
+        const int f = s.place[s.parent[r]];
+        if (f >= frontier_count || frontier[f] != s.parent[r]) continue;
+        for (int c = 0; c < s.list[f].count; ++c)
+          if (s.list[f].token[c] == s.token[r]) s.shared[f * width + c] = static_cast<std::int16_t>(r);
       }
-      s.budget = rows_left < s.logits_left ? rows_left : s.logits_left;
+      g.sync();
+      // A shared row must have logits before the walk may step on it.
+      const auto asks = [&](int k) {
+        const int r = s.shared[s.item[k]];
+        return r >= 0 && s.want[r] == 0;
+      };
+      for (int k = g.rank(); k < running; k += g.size()) s.flag[k] = asks(k) ? 1 : 0;
+      const int asked = g.exclusive_sum(s.flag, running);
+      for (int k = g.rank(); k < running; k += g.size()) {
+        if (!asks(k)) continue;
+        if (s.flag[k] < logits_left)
+          s.want[s.shared[s.item[k]]] = 1;
+        else
+          s.candidate_reach[s.item[k]] = 0;
+      }
+      logits_left -= asked < logits_left ? asked : logits_left;
+      budget = rows_left < logits_left ? rows_left : logits_left;
     }
-    g.sync();
-    const int kept = s.kept, numbered = s.numbered;
     for (int k = g.rank(); k < running; k += g.size()) {
       const int i = s.item[k];
       const std::uint32_t reach = s.shared[i] < 0 ? s.candidate_reach[i] : 0;
       s.fresh[k] = std::uint64_t{~reach} << 32 | static_cast<std::uint64_t>(numbered + k) << 11;
-      s.flag[k] = 0;
+      s.flag[k] = s.shared[i] >= 0 && s.candidate_reach[i] != 0 ? 1 : 0;
     }
-    g.sync();
     g.sort(s.fresh, running);
-    const int most = kept + running < s.budget ? kept + running : s.budget;
+    const int most = kept + running < budget ? kept + running : budget;
     for (int k = g.rank(); k < kept; k += g.size()) {
-      const int place = k + count_below(s.fresh, running, s.key[k]);
-      if (place < most) s.merged[place] = s.key[k];
+      const int place = k + count_below(s.fresh, running, key[k]);
+      if (place < most)
+        next_key[place] = key[k];
+      else  // all behind it are dropped, too
+        s.freed[kept - 1 - k] = static_cast<std::int32_t>(key[k] & 0x7FF);
     }
     for (int k = g.rank(); k < running; k += g.size()) {
-      const int place = k + count_below(s.key, kept, s.fresh[k]);
-      if (place < most) s.merged[place] = s.fresh[k];
+      const int place = k + count_below(key, kept, s.fresh[k]);
+      if (place < most) next_key[place] = s.fresh[k];
     }
-    g.sync();
-    for (int k = g.rank(); k < most; k += g.size()) s.key[k] = s.merged[k];
     g.sync();
 
-    // The best stay; the new ones among them and the shared rows are the next frontier.
-    if (g.rank() == 0) {
-      int n = 0;
-      while (n < most && static_cast<std::uint32_t>(s.key[n] >> 32) != ~0U) ++n;
-      s.kept = n;
-      for (int r = planted; r < R; ++r) s.used[r] = 0;
-      for (int k = 0; k < n; ++k) {
-        const int number = static_cast<int>(s.key[k] >> 11 & 0x1FFFFF);
-        if (number < numbered)
-          s.used[s.key[k] & 0x7FF] = 1;
-        else
-          s.flag[number - numbered] = k + 1;
-      }
-      int slot = planted, count = 0;
-      for (int k = 0; k < running; ++k) {
-        const int i = s.item[k];
-        int node = s.shared[i];
-        if (node < 0) {
-          if (s.flag[k] == 0) continue;
-          while (s.used[slot] != 0) ++slot;
-          node = slot++;
-          s.key[s.flag[k] - 1] |= static_cast<std::uint64_t>(node);
-          s.parent[node] = s.frontier[i / width];
-          s.token[node] = s.list[i / width].token[i % width];
-        } else if (s.candidate_reach[i] == 0) {
-          continue;
-        }
-        s.reach[node] = s.candidate_reach[i];
-        s.run[node] = static_cast<std::uint8_t>(Estimates::run_after(s.run[s.frontier[i / width]], i % width == 0));
-        s.depth[node] = static_cast<std::uint8_t>(depth);
-        s.candidate[node] = s.list[i / width].candidate_class(i % width).id;
-        s.row[count++] = node;
-      }
-      for (int k = 0; k < count; ++k) s.frontier[k] = s.row[k];
-      s.frontier_count = count;
-      s.numbered = numbered + running;
+    // The best stay; the new ones among them and the shared rows are the next frontier. One sum numbers both: in its
+    // lower half all of them, in its upper half the new ones.
+    const int best = count_below(next_key, most, std::uint64_t{~0U} << 32);
+    const auto item_of = [&](std::uint64_t k) { return static_cast<int>(k >> 11 & 0x1FFFFF) - numbered; };
+    for (int k = g.rank(); k < best; k += g.size())
+      if (item_of(next_key[k]) >= 0) s.flag[item_of(next_key[k])] = 0x10001;
+    const int sum = g.exclusive_sum(s.flag, running);
+    const int freed = kept + (sum >> 16) - best;
+    const auto settle = [&](int k, int node) {
+      const int i = s.item[k], place = s.flag[k] & 0xFFFF;
+      s.reach[node] = s.candidate_reach[i];
+      s.run[node] = static_cast<std::uint8_t>(Estimates::run_after(s.run[frontier[i / width]], i % width == 0));
+      s.depth[node] = static_cast<std::uint8_t>(depth);
+      s.candidate[node] = s.list[i / width].candidate_class(i % width).id;
+      s.place[node] = place;
+      next_frontier[place] = node;
+    };
+    for (int k = g.rank(); k < best; k += g.size()) {
+      const int item = item_of(next_key[k]);
+      if (item < 0) continue;
+      const int i = s.item[item], n = s.flag[item] >> 16;
+      const int slot = n < freed ? s.freed[n] : planted + kept + n - freed;
+      next_key[k] |= static_cast<std::uint64_t>(slot);
+      s.parent[slot] = frontier[i / width];
+      s.token[slot] = s.list[i / width].token[i % width];
+      settle(item, slot);
     }
+    if (shares)
+      for (int k = g.rank(); k < running; k += g.size())
+        if (const int i = s.item[k]; s.shared[i] >= 0 && s.candidate_reach[i] != 0) settle(k, s.shared[i]);
+    kept = best;
+    numbered += running;
+    frontier_count = sum & 0xFFFF;
     g.sync();
   }
 
+  const std::uint64_t* const key = s.key[depth % 2];
   for (int r = g.rank(); r < planted; r += g.size()) {
-    s.row[r] = r;
+    s.place[r] = r;
     if (r > root && s.reach[r] != 0) {
       notes.reach[r] = s.reach[r];
       notes.candidate[r] = s.candidate[r];
       notes.run[r] = s.run[r];
     }
   }
-  for (int k = g.rank(); k < s.kept; k += g.size()) s.row[s.key[k] & 0x7FF] = planted + k;
+  for (int k = g.rank(); k < kept; k += g.size()) {
+    s.place[key[k] & 0x7FF] = planted + k;
+    s.want[planted + k] = 1;
+  }
+  if (g.rank() == 0) tree.rows = planted + kept;
   g.sync();
   // Level by level, since a row needs its parent's.
   for (int level = 1; level < depth; ++level) {
-    for (int k = g.rank(); k < s.kept; k += g.size()) {
-      const auto node = static_cast<int>(s.key[k] & 0x7FF);
+    for (int k = g.rank(); k < kept; k += g.size()) {
+      const auto node = static_cast<int>(key[k] & 0x7FF);
       if (s.depth[node] != level) continue;
-      tree.set(planted + k, s.row[s.parent[node]], static_cast<Token>(s.token[node]));
+      tree.set(planted + k, s.place[s.parent[node]], static_cast<Token>(s.token[node]));
       notes.reach[planted + k] = s.reach[node];
       notes.candidate[planted + k] = s.candidate[node];
       notes.run[planted + k] = s.run[node];
     }
     g.sync();
   }
-  if (g.rank() == 0) {
-    tree.rows = planted + s.kept;
-    for (int k = 0; k < s.kept; ++k) tree.want(planted + k);
-  }
-  g.sync();
+  want_all(g, tree, s.want);
 }
 
 }  // namespace lookahead::detail

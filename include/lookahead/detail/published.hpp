@@ -26,7 +26,7 @@ struct GuessScratch {
   Guess<D> guess[G], next[G];
   CandidateList list[G];
   std::uint64_t key[G * width];
-  std::int32_t count, keys;
+  int first[G];  ///< where the keys of each guess begin
 };
 
 /// Rates by age what stands under the longest context of its source, where there are contexts of `count` lengths.
@@ -45,19 +45,22 @@ struct RateNewest {
 
 /// Enumerates the leaf chains under the root's token to depth `length`, level by level, and keeps the `limit` chains
 /// with the newest last stamps. Every token is looked up by the tokens between the root and itself, as far back as
-/// n-grams are filed. Text and window entries only. The result is in s.guess[0..s.count), newest first.
+/// n-grams are filed. Text and window entries only. Returns how many there are, in s.guess, newest first.
 LOOKAHEAD_GROUP_FN template <Group Gr, class Pool, class Token, int G, int D>
-LOOKAHEAD_HD void enumerate(const Gr& g, const Pool& pool, Token root, int limit, int length, GuessScratch<G, D>& s) {
+LOOKAHEAD_HD int enumerate(const Gr& g, const Pool& pool, Token root, int limit, int length, GuessScratch<G, D>& s) {
   constexpr int width = GuessScratch<G, D>::width;
   if (g.rank() == 0) {
-    s.count = limit > 0 ? 1 : 0;
     s.guess[0].length = 0;
     s.guess[0].stamp = 0;
   }
+  // A chain that is a leaf stays as it is.
+  const auto leaf = [&](int i) { return s.list[i].count == 0 && s.guess[i].length > 0; };
+  const auto keys_of = [&](int i) { return leaf(i) ? 1 : s.list[i].count; };
+  int guesses = limit > 0 ? 1 : 0;  // all threads count alike
   g.sync();
-  for (int depth = 0; depth < length && s.count > 0; ++depth) {
+  for (int depth = 0; depth < length && guesses > 0; ++depth) {
     const auto tile = g.tile();
-    for (int i = tile.rank(); i < s.count; i += tile.count()) {
+    for (int i = tile.rank(); i < guesses; i += tile.count()) {
       const Guess<D>& guess = s.guess[i];
       // The longest context of each source that begins at the root or behind it; none for a chain that is a leaf
       // already.
@@ -74,18 +77,16 @@ LOOKAHEAD_HD void enumerate(const Gr& g, const Pool& pool, Token root, int limit
       collect(tile, pool, contexts, count, RateNewest{count}, s.list[i]);
     }
     g.sync();
-    if (g.rank() == 0) {
-      s.keys = 0;
-      for (int i = 0; i < s.count; ++i) {
-        if (s.list[i].count == 0 && s.guess[i].length > 0)
-          s.key[s.keys++] = std::uint64_t{~s.guess[i].stamp} << 32 | static_cast<std::uint64_t>(i * width);
-        for (int k = 0; k < s.list[i].count; ++k)
-          s.key[s.keys++] = std::uint64_t{~s.list[i].estimate(k)} << 32 | static_cast<std::uint64_t>(i * width + k);
-      }
+    for (int i = g.rank(); i < guesses; i += g.size()) s.first[i] = keys_of(i);
+    const int keys = g.exclusive_sum(s.first, guesses);
+    for (int k = g.rank(); k < guesses * width; k += g.size()) {
+      const int i = k / width, n = k % width;
+      if (n >= keys_of(i)) continue;
+      const std::uint32_t stamp = leaf(i) ? s.guess[i].stamp : s.list[i].estimate(n);
+      s.key[s.first[i] + n] = std::uint64_t{~stamp} << 32 | static_cast<std::uint64_t>(k);
     }
-    g.sync();
-    g.sort(s.key, s.keys);
-    const int kept = s.keys < limit ? s.keys : limit;
+    g.sort(s.key, keys);
+    const int kept = keys < limit ? keys : limit;
     for (int k = g.rank(); k < kept; k += g.size()) {
       const auto from = static_cast<int>(s.key[k] & 0xFFFFFFFFU), parent = from / width;
       Guess<D>& to = s.next[k];
@@ -99,9 +100,10 @@ LOOKAHEAD_HD void enumerate(const Gr& g, const Pool& pool, Token root, int limit
     }
     g.sync();
     for (int k = g.rank(); k < kept; k += g.size()) s.guess[k] = s.next[k];
-    if (g.rank() == 0) s.count = kept;
+    guesses = kept;
     g.sync();
   }
+  return guesses;
 }
 
 }  // namespace lookahead::detail

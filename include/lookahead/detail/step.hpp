@@ -12,9 +12,7 @@
 #include "lookahead/group.hpp"
 #include "lookahead/jacobi_window.hpp"
 #include "lookahead/ngram_pool.hpp"
-#include "lookahead/row_offer.hpp"
 #include "lookahead/shape.hpp"
-#include "lookahead/step_report.hpp"
 #include "lookahead/token_tree.hpp"
 
 namespace lookahead::detail {
@@ -62,8 +60,6 @@ struct StepState {
   Token next[W];  ///< the model's choice behind each column
   Token top[max_rows][recycled];
   std::uint8_t top_count[max_rows];
-
-  StepReport<max_block> report;
 };
 
 /// Working memory of the phases; nothing in it outlives a call.
@@ -74,6 +70,7 @@ struct StepScratch {
   static constexpr int per_column = (N - 1) * longest_context;  ///< things to file for each column, at most
 
   struct Plan {
+    int want[rows];  ///< not 0 for the rows whose logits will be read
     PlantScratch<Token, max(1 + W, G)> plant;
     union {
       GuessScratch<max(G, 1), N - 1> guesses;
@@ -83,7 +80,7 @@ struct StepScratch {
   struct Apply {
     CandidateList list[StepState<W, N, G, Token>::max_block];
     PoolInsert inserts[2 * rows + W * per_column];
-    std::int32_t order[rows];
+    std::uint32_t scored[CandidateClass::count / 32];  ///< classes, as bits
     TextScratch<Token> text;
   };
   union {
@@ -98,7 +95,6 @@ LOOKAHEAD_HD void start(const Gr& g, StepState<W, N, G, Token>& s, const Pool& p
                         std::uint64_t seed, StepScratch<W, N, G, Token>& scratch) {
   if (g.rank() == 0) {
     s.window.start(prompt, count, seed);
-    s.estimates.reset();
     s.calibration.reset();
     s.run = 0;
     s.tail.count = 0;
@@ -106,8 +102,9 @@ LOOKAHEAD_HD void start(const Gr& g, StepState<W, N, G, Token>& s, const Pool& p
     s.pending_count = 1;
     s.context_size = count - 1;
     s.path_count = s.selected_count = 0;
-    s.report = {};
   }
+  for (int id = g.rank(); id < CandidateClass::count; id += g.size())
+    s.estimates.reset(CandidateClass{static_cast<std::uint8_t>(id)});
   g.sync();
   file_text(g, pool, s.tail, prompt, count, scratch.apply.text);
 }
@@ -201,32 +198,6 @@ struct GuessChains {
   }
 };
 
-/// What the first `rows` rows are expected to yield, Q32.32.
-template <int R>
-LOOKAHEAD_HD std::uint64_t sum_of_gains(const RowNotes<R>& notes, int rows, std::uint32_t factor) {
-  std::uint64_t sum = 0;
-  for (int r = 0; r < rows; ++r) sum += RowOffer::gain_of(notes.reach[r], factor);
-  return sum;
-}
-
-/// The report of a planned tree; what the published method spends is in it already.
-template <int W, int N, int G, class Token, int R>
-LOOKAHEAD_HD void account(StepState<W, N, G, Token>& s, const TokenTreeStorage<Token, R>& tree) {
-  auto& report = s.report;
-  const std::int32_t published_rows = report.published_rows;
-  report = {};
-  report.published_rows = published_rows;
-  report.rows = tree.rows;
-  report.logit_rows = tree.wanted_count;
-  for (int r = tree.root + 1; r < tree.rows; ++r) {
-    const std::uint8_t c = s.notes.candidate[r];
-    const int origin = c == RowNotes<R>::no_class ? 0 : 1 + static_cast<int>(CandidateClass{c}.source());
-    ++report.drafted[origin][tree.depth[r] - 1];
-  }
-  const std::uint64_t sum = sum_of_gains(s.notes, tree.rows, s.calibration.factor());
-  report.expected = tree.wanted_count > 0 ? 1.0 + static_cast<double>(sum) / 4294967296.0 : 0.0;
-}
-
 /// Writes the tree of the next step.
 LOOKAHEAD_GROUP_FN template <Group Gr, int W, int N, int G, class Token, int R, class Pool>
 LOOKAHEAD_HD void plan(const Gr& g, StepState<W, N, G, Token>& s, const Pool& pool, const Shape& shape, Limits limits,
@@ -241,6 +212,7 @@ LOOKAHEAD_HD void plan(const Gr& g, StepState<W, N, G, Token>& s, const Pool& po
   // The root is never cached without being asked for a token.
   const int pending = complete ? s.pending_count : min(row_limit, s.pending_count - 1);
   const int rows = row_limit - pending + 1;  // the root counted
+  int* const want = scratch.plan.want;
   if (g.rank() == 0) {
     tree.begin(s.context_size, s.pending, pending);
     if (complete) tree.want(tree.root);
@@ -257,6 +229,7 @@ LOOKAHEAD_HD void plan(const Gr& g, StepState<W, N, G, Token>& s, const Pool& po
     s.notes.reach[r] = 0;
     s.notes.candidate[r] = RowNotes<R>::no_class;
     s.notes.run[r] = r == pending - 1 ? static_cast<std::uint8_t>(s.run) : 0;
+    want[r] = 0;
   }
   g.sync();
 
@@ -264,17 +237,17 @@ LOOKAHEAD_HD void plan(const Gr& g, StepState<W, N, G, Token>& s, const Pool& po
   if (w > 0) {
     plant(g, tree, 1 + w, w + n - 3, WindowChains<StepState<W, N, G, Token>, TokenTreeStorage<Token, R>>{s, tree},
           scratch.plan.plant);
-    if (g.rank() == 0) {
-      for (int j = 0; j < w; ++j) {
-        tree.want(s.cell_row[0][j]);
-        tree.want(s.cell_row[n - 2][j]);
-      }
-      for (int r = 1; r < min(n, N) - 2; ++r) tree.want(s.cell_row[r][0]);  // min: for g++ 12, as below
+    // A thread takes all cells of a depth, since cells of different depths never share a row.
+    for (int d = g.rank(); d < w + n - 2; d += g.size()) {
+      const int last = min(n, N) - 2;  // min: for g++ 12, as below
+      if (d < w) want[s.cell_row[0][d]] = 1;
+      if (d >= last && d - last < w) want[s.cell_row[last][d - last]] = 1;
+      if (d > 0 && d < last) want[s.cell_row[d][0]] = 1;
     }
     g.sync();
+    want_all(g, tree, want);
   }
   if (g.rank() == 0) s.planted = tree.rows;
-  g.sync();
   if constexpr (G > 0) {
     if (s.shape.g > 0) {
       const int depth = min(limits.depth, limits.tokens_left - 1);
@@ -283,23 +256,16 @@ LOOKAHEAD_HD void plan(const Gr& g, StepState<W, N, G, Token>& s, const Pool& po
              min(depth, s.max_depth), scratch.plan.growth);
       } else {
         auto& guesses = scratch.plan.guesses;
-        enumerate(g, pool, s.pending[s.pending_count - 1], s.shape.g, n - 1, guesses);
+        const int count = enumerate(g, pool, s.pending[s.pending_count - 1], s.shape.g, n - 1, guesses);
         using Guesses = GuessChains<StepState<W, N, G, Token>, TokenTreeStorage<Token, R>, GuessScratch<G, N - 1>>;
-        plant(g, tree, guesses.count, min(n - 1, depth), Guesses{s, tree, guesses, min(n - 1, depth)},
-              scratch.plan.plant);
+        plant(g, tree, count, min(n - 1, depth), Guesses{s, tree, guesses, min(n - 1, depth)}, scratch.plan.plant);
         // Every row that a guess has may be walked on, those that it shares with the window too.
-        if (g.rank() == 0) {
-          for (int r = tree.root + 1; r < tree.rows; ++r)
-            if (s.notes.candidate[r] != RowNotes<R>::no_class) tree.want(r);
-          s.planted = tree.rows;
-        }
-        g.sync();
+        for (int r = g.rank(); r < tree.rows; r += g.size())
+          want[r] = s.notes.candidate[r] != RowNotes<R>::no_class ? 1 : 0;
+        want_all(g, tree, want);
+        if (g.rank() == 0) s.planted = tree.rows;
       }
     }
-  }
-  if (g.rank() == 0) {
-    s.report.published_rows = (max(0, min(shape.w, W)) + max(0, min(shape.g, G))) * (max(2, min(shape.n, N)) - 1);
-    account(s, tree);
   }
   g.sync();
 }
@@ -314,7 +280,6 @@ LOOKAHEAD_HD void cut(StepState<W, N, G, Token>& s, TokenTreeStorage<Token, R>& 
     tree.want_bits[row / 32] &= ~(1U << (row % 32));
   }
   tree.rows = rows;
-  account(s, tree);
 }
 
 /// Walks from the root and reads everything that later phases need from logits. One thread calls `select(row)`, which
@@ -329,27 +294,25 @@ LOOKAHEAD_HD void resolve(const Gr& g, StepState<W, N, G, Token>& s, const Token
     s.path_count = tree.root + 1;
     s.selected_count = 0;
     s.stopped = false;
-    s.at = tree.wanted_count > 0 ? tree.root : -1;
+    s.found = tree.wanted_count > 0 ? tree.root : -1;
   }
-  g.sync();
-  while (s.at >= 0) {
+  for (;;) {
     if (g.rank() == 0) {
-      const Token token = select(static_cast<int>(s.at));
-      s.selected[s.selected_count++] = token;
-      s.stopped = stop(token);
+      s.at = s.found;
       s.found = -1;
+      if (s.at > tree.root) s.path[s.path_count++] = s.at;
+      if (s.at >= 0) {
+        const Token token = select(static_cast<int>(s.at));
+        s.selected[s.selected_count++] = token;
+        s.stopped = stop(token);
+      }
     }
     g.sync();
+    if (s.at < 0) break;
     if (!s.stopped && s.selected_count < s.tokens_left) {
       const Token token = s.selected[s.selected_count - 1];
       for (int r = s.at + 1 + g.rank(); r < tree.rows; r += g.size())
-        if (tree.parent[r] == s.at && tree.token[r] == token && (tree.want_bits[r / 32] >> (r % 32) & 1U) != 0)
-          s.found = r;
-    }
-    g.sync();
-    if (g.rank() == 0) {
-      s.at = s.found;
-      if (s.at >= 0) s.path[s.path_count++] = s.at;
+        if (tree.parent[r] == s.at && tree.token[r] == token && tree.is_wanted(r)) s.found = r;
     }
     g.sync();
   }
@@ -398,25 +361,33 @@ LOOKAHEAD_HD void apply(const Gr& g, StepState<W, N, G, Token>& s, const Pool& p
       collect(tile, pool, contexts, found, rate, a.list[i]);
     }
     g.sync();
+    if (tile.rank() == 0 && count > 0) {
+      const std::uint64_t reaches = tile.sum(tree.rows, [&](int r) { return std::uint64_t{s.notes.reach[r]}; });
+      const int backed = tile.sum(s.path_count - root - 1, [&](int i) {
+        return s.notes.candidate[s.path[root + 1 + i]] != RowNotes<R>::no_class ? 1 : 0;
+      });
+      if (tile.leads()) s.calibration.score(reaches, backed);
+    }
+    // Counted one by one, because counts of a class fade in order; what takes long is left to all.
     if (g.rank() == 0) {
+      for (std::uint32_t& bits : a.scored) bits = 0;
       for (int i = 0; i < count; ++i) {
         for (int k = 0; k < a.list[i].count; ++k) {
           const bool hit = a.list[i].token[k] == static_cast<std::uint32_t>(s.selected[i]);
-          s.estimates.score(a.list[i].candidate_class(k), s.notes.run[s.path[root + i]], a.list[i].rivals(k), hit);
+          const CandidateClass c = a.list[i].candidate_class(k);
+          s.estimates.count(c, s.notes.run[s.path[root + i]], a.list[i].rivals(k), hit);
+          a.scored[c.id / 32] |= 1U << (c.id % 32);
           if (hit) break;
         }
       }
     }
+    g.sync();
+    for (int id = g.rank(); id < CandidateClass::count; id += g.size())
+      if ((a.scored[id / 32] >> (id % 32) & 1U) != 0) s.estimates.update(CandidateClass{static_cast<std::uint8_t>(id)});
   }
   if (g.rank() == 0 && count > 0) {
     const bool best = recycle && a.list[count - 1].count > 0 &&
                       a.list[count - 1].token[0] == static_cast<std::uint32_t>(s.selected[count - 1]);
-    if (recycle) {
-      int backed = 0;
-      for (int i = root + 1; i < s.path_count; ++i)
-        backed += s.notes.candidate[s.path[i]] != RowNotes<R>::no_class ? 1 : 0;
-      s.calibration.score(sum_of_gains(s.notes, tree.rows, RowOffer::unscaled), backed);
-    }
     s.run = Estimates::run_after(s.notes.run[s.path[root + count - 1]], best);
   }
 
@@ -424,21 +395,13 @@ LOOKAHEAD_HD void apply(const Gr& g, StepState<W, N, G, Token>& s, const Pool& p
   // text.
   int inserts = 0;
   if (recycle) {
-    if (g.rank() == 0) {
-      int n = 0;
-      for (int accepted = 0; accepted < 2; ++accepted) {
-        int next = root;
-        for (int i = 0; i < tree.wanted_count; ++i) {
-          const int row = tree.wanted[i];
-          while (next < s.path_count && s.path[next] < row) ++next;
-          const bool on_path = next < s.path_count && s.path[next] == row;
-          if (on_path == (accepted != 0)) a.order[n++] = row;
-        }
-      }
-    }
-    g.sync();
-    for (int i = g.rank(); i < tree.wanted_count; i += g.size()) {
-      const int row = a.order[i];
+    // All rows of the path from the root on are wanted.
+    const std::int32_t* const path = s.path + root;
+    const int on_path = s.path_count - root;
+    for (int n = g.rank(); n < tree.wanted_count; n += g.size()) {
+      const std::int32_t row = tree.wanted[n];
+      const int before = count_below(path, on_path, row);
+      const int i = before < on_path && path[before] == row ? tree.wanted_count - on_path + before : n - before;
       std::uint64_t contexts[context_length_count];
       const int found = context_hashes(tree.token, tree.parent, root, row, s.tail, contexts);
       for (int k = 0; k < 2; ++k) {
@@ -457,28 +420,26 @@ LOOKAHEAD_HD void apply(const Gr& g, StepState<W, N, G, Token>& s, const Pool& p
   const int w = s.shape.w, n = s.shape.n;
   if (w > 0 && g.rank() == 0) s.window.resize(w, n);
   g.sync();
-  for (int j = g.rank(); j < w; j += g.size()) {
-    for (int i = 1; i < n; ++i) {
-      std::uint64_t contexts[context_length_count];
-      int before = i;
-      const int found = hash_contexts(
-          [&](std::uint32_t& t) {
-            if (before == 0) return false;
-            t = static_cast<std::uint32_t>(s.window.cell[--before][j]);
-            return true;
-          },
-          contexts);
-      for (int k = 0; k < longest; ++k) {
-        PoolInsert& insert = a.inserts[inserts + j * per_column + (i - 1) * longest + k];
-        insert.count = k < found && s.window.ripe(j) ? 1 : 0;
-        if (insert.count == 0) continue;
-        insert.context = contexts[k];
-        insert.source = Source::window;
-        // min: g++ 12 would warn of a level that n never reaches.
-        insert.token[0] = static_cast<std::uint32_t>(i < n - 1 ? s.window.cell[min(i, N - 2)][j] : s.next[j]);
-      }
+  for (int gram = g.rank(); gram < w * (N - 1); gram += g.size()) {
+    const int j = gram / (N - 1), i = 1 + gram % (N - 1);
+    std::uint64_t contexts[context_length_count];
+    int before = i < n ? i : 0;
+    const int found = hash_contexts(
+        [&](std::uint32_t& t) {
+          if (before == 0) return false;
+          t = static_cast<std::uint32_t>(s.window.cell[--before][j]);
+          return true;
+        },
+        contexts);
+    for (int k = 0; k < longest; ++k) {
+      PoolInsert& insert = a.inserts[inserts + gram * longest + k];
+      insert.count = k < found && s.window.ripe(j) ? 1 : 0;
+      if (insert.count == 0) continue;
+      insert.context = contexts[k];
+      insert.source = Source::window;
+      // min: g++ 12 would warn of a level that n never reaches.
+      insert.token[0] = static_cast<std::uint32_t>(i < n - 1 ? s.window.cell[min(i, N - 2)][j] : s.next[j]);
     }
-    for (int k = (n - 1) * longest; k < per_column; ++k) a.inserts[inserts + j * per_column + k].count = 0;
   }
   g.sync();
   if (inserts + w * per_column > 0) pool.insert_all(g, a.inserts, inserts + w * per_column);
@@ -494,12 +455,6 @@ LOOKAHEAD_HD void apply(const Gr& g, StepState<W, N, G, Token>& s, const Pool& p
   }
   g.sync();
   if (g.rank() == 0) {
-    s.report.tokens = count;
-    for (int i = root + 1; i < s.path_count; ++i) {
-      const std::uint8_t c = s.notes.candidate[s.path[i]];
-      const int origin = c == RowNotes<R>::no_class ? 0 : 1 + static_cast<int>(CandidateClass{c}.source());
-      ++s.report.accepted[origin][i - root - 1];
-    }
     // What the engine did not keep is fed again.
     int pending = 0;
     if (count == 0) {
