@@ -69,8 +69,7 @@ void file(Pool& pool, const std::vector<Filing>& batch) {
 
 void file(Pool& pool, Source source, const Tokens& context, Token token) { file(pool, {{context, source, {token}}}); }
 
-/// Sets of 32 places. A place keeps what it holds until something else takes it; entries from before the last reset
-/// are not seen, but stay in their places.
+/// Sets of 32 places. A place keeps what it holds until something else takes it, or all is forgotten.
 class NaivePool {
  public:
   explicit NaivePool(std::size_t sets) : sets_(sets) {}
@@ -85,7 +84,7 @@ class NaivePool {
         return e.source == f.source && e.context == f.context && (recycled ? e.rank == rank : e.token == token);
       });
       if (place == set.end()) place = std::ranges::min_element(set, {}, &Entry::when);
-      evictions += place->when > floor_ && place->context != f.context ? 1 : 0;
+      evictions += place->when > 0 && place->context != f.context ? 1 : 0;
       *place = {f.context, f.source, rank, token, now_};
     }
   }
@@ -96,17 +95,13 @@ class NaivePool {
         if (n <= i) file({Tokens(text.begin() + i - n, text.begin() + i), Source::text, {text[at(i)]}});
   }
 
-  void reset() { floor_ = now_; }
-  void empty() {
-    for (auto& set : sets_)
-      for (Entry& e : set) e.when = 0;
-  }
+  void forget() { sets_.assign(sets_.size(), {}); }
 
   [[nodiscard]] Found look_up(const Tokens& context) const {
     std::vector<std::tuple<std::uint64_t, Source, int, Token>> all;
     for (const auto& set : sets_)
       for (const Entry& e : set) {
-        if (e.context != context || e.when <= floor_) continue;
+        if (e.context != context) continue;
         const auto newer = std::ranges::count_if(set, [&](const Entry& other) {
           return other.context == context && other.source == e.source && other.when > e.when;
         });
@@ -130,7 +125,7 @@ class NaivePool {
     std::uint64_t when = 0;
   };
   std::vector<std::array<Entry, 32>> sets_;
-  std::uint64_t now_ = 0, floor_ = 0;
+  std::uint64_t now_ = 0;
 };
 
 /// Few contexts, so that they meet again: all of one to three tokens out of four.
@@ -175,13 +170,13 @@ TEST_CASE("the pool gives, ranks and forgets what the naive table does") {
       switch (random.below(12)) {
         case 0:
           pool.reset();
-          naive.reset();
+          naive.forget();
           break;
         case 1: {
           // Longer than a piece of `add_text`, or shorter than every context. Stamps may run out between two pieces.
           const Tokens text = random.tokens(late || random.below(2) == 0 ? random.below(5) : random.below(100), 4);
           const bool runs_out = pool.ref().clock->now + 7 * text.size() > NGramPoolRef::last_stamp;
-          if (late && !text.empty()) naive.empty();
+          if (late && !text.empty()) naive.forget();
           if (!late && runs_out) break;
           pool.add_text(text);
           naive.add_text(text);
@@ -189,7 +184,7 @@ TEST_CASE("the pool gives, ranks and forgets what the naive table does") {
         }
         default:
           for (int i = random.below(20); i > 0; --i) batch.push_back(random_filing(random));
-          if (late) naive.empty();
+          if (late) naive.forget();
           file(pool, batch);
           for (const Filing& f : batch) naive.file(f);
       }
@@ -333,6 +328,36 @@ TEST_CASE("reset forgets everything and touches no entry") {
     pool.reset();
     for (const Tokens& context : contexts()) REQUIRE(look_up(pool, hash_of(context)).empty());
     CHECK(std::memcmp(before.data(), ref.sets, before.size() * sizeof(PoolSet)) == 0);
+  }
+}
+
+TEST_CASE("a pool that was reset or emptied fills as a new one does, slot by slot") {
+  for (const bool emptied : {false, true}) {
+    Random random(2);
+    Pool used(64), fresh(64);
+    for (int round = 0; round < 20; ++round) {
+      for (int i = 0; i < 100; ++i) file(used, {random_filing(random)});
+      if (emptied)
+        used.ref().clock->now = NGramPoolRef::last_stamp + 1;  // the next thing empties it
+      else
+        used.reset();
+      fresh = Pool(64);
+      for (int i = random.below(60); i >= 0; --i) {
+        const Filing f = random_filing(random);
+        file(used, {f});
+        file(fresh, {f});
+      }
+      const auto a = used.ref(), b = fresh.ref();
+      for (std::uint32_t s = 0; s < a.set_count; ++s) {
+        for (int lane = 0; lane < PoolSet::slots; ++lane) {
+          const bool full = b.sets[s].stamp[lane] > b.clock->floor;
+          REQUIRE((a.sets[s].stamp[lane] > a.clock->floor) == full);
+          if (!full) continue;
+          REQUIRE(a.sets[s].key[lane] == b.sets[s].key[lane]);
+          REQUIRE(a.sets[s].token[lane] == b.sets[s].token[lane]);
+        }
+      }
+    }
   }
 }
 

@@ -131,8 +131,8 @@ struct PoolRef {
   }
 
   /// Files one thing with a stamp that is newer than all others. Entries are equal when context, source and token are
-  /// (for recycled entries: context, source and rank). An equal entry gets the new stamp, else the oldest slot of the
-  /// set goes. O(1).
+  /// (for recycled entries: context, source and rank). An equal entry gets the new stamp, else an empty slot is taken,
+  /// the first one, so that a pool that was reset fills as a new one does; else the oldest entry of the set goes. O(1).
   LOOKAHEAD_GROUP_FN template <class Tile>
   LOOKAHEAD_HD void insert(const Tile& tile, const PoolInsert& what, std::uint32_t stamp) const {
     const std::uint64_t context = access.place(what.context);
@@ -140,12 +140,14 @@ struct PoolRef {
     if (!access.enter(which, *clock, stamp)) return;
     const auto& words = access.words(tile);
     PoolSet& set = sets[which];
+    std::uint32_t full = words.greater(set.stamp, words.load(&clock->floor));
     for (int rank = 0; rank < what.count; ++rank) {
       const bool recycled = what.source == Source::recycled;
       const std::uint32_t k = key(context, what.source, recycled ? rank : 0);
-      std::uint32_t same = words.match(set.key, ~0U, k);
+      std::uint32_t same = words.match(set.key, ~0U, k) & full;
       if (same != 0 && !recycled) same &= words.match(set.token, ~0U, what.token[rank]);
-      const int lane = same != 0 ? detail::lowest(same) : words.oldest(set.stamp);
+      const int lane = same != 0 ? detail::lowest(same) : full != ~0U ? detail::lowest(~full) : words.oldest(set.stamp);
+      full |= 1U << lane;
       words.store(&set.key[lane], k);
       words.store(&set.token[lane], what.token[rank]);
       words.store(&set.stamp[lane], stamp);

@@ -60,7 +60,8 @@ LOOKAHEAD_HD void plant(const Gr& g, TokenTreeStorage<Token, R>& tree, int count
     rows += added;
     g.sync();
   }
-  if (g.rank() == 0) tree.rows = rows;
+  // Where nothing was added, there may have been no sync since the number was read.
+  if (g.rank() == 0 && rows > planted) tree.rows = rows;
   g.sync();
 }
 
