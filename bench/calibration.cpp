@@ -30,7 +30,7 @@ using lookahead::engines::LlamaEngine;
 using Tokens = std::vector<std::int32_t>;
 using Step = lookahead::Lookahead<15, 5, 15>;
 
-/// How often something was tried, how often it was right, and how often it was expected to be.
+/// How much was tried, as Estimates weighs it, how often it was right, and how often it was expected to be.
 struct Count {
   double trials = 0, hits = 0, expected = 0;
   void add(double t, double h, double e) {

@@ -463,8 +463,8 @@ int run_case(std::uint64_t seed, const Shape& most, Check check) {
     for (const Class& c : all_classes()) {
       const std::uint64_t trials = 256 * (random.one_in(2) ? 399 : 1 + random.bits() % 399);
       const auto count = [&](std::uint64_t trials) {
-        const std::uint64_t hits[] = {0, trials, trials / 2, trials == 0 ? 0 : random.bits() % trials};
-        return Estimates::Count{hits[random.below(4)], trials};
+        const std::uint64_t hits[] = {0, trials, trials / 2, 2 * trials, trials == 0 ? 0 : random.bits() % trials};
+        return Estimates::Count{hits[random.below(5)], trials};
       };
       std::array<Estimates::Count, 4> in_run;
       for (auto& n : in_run) n = count(256 * (random.one_in(2) ? 0 : random.bits() % 400));

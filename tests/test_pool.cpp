@@ -152,6 +152,31 @@ Filing random_filing(Random& random) {
 
 }  // namespace
 
+/// Lanes that another thread changes after their key was read.
+struct ChangingTile : SerialTile {
+  std::uint32_t match(const std::uint32_t* words, std::uint32_t mask, std::uint32_t key) const {
+    return mask == ~0U ? 0 : SerialTile::match(words, mask, key);
+  }
+};
+struct ChangingAccess : lookahead::PrivateAccess {
+  static ChangingTile words(const SerialTile&) { return {}; }
+};
+
+TEST_CASE("an entry that changes while it is read has no fewer than no rivals") {
+  Pool pool;
+  file(pool, {{{1}, Source::text, {2}}});
+  const auto own = pool.ref();
+  const lookahead::PoolRef<ChangingAccess> ref{own.sets, own.set_count, own.clock};
+  int seen = 0;
+  ref.for_each(SerialTile{}, hash_of({1}), [&](Source, int rank, int rivals, std::uint32_t token, std::uint32_t) {
+    CHECK(rank == 0);
+    CHECK(rivals == 0);
+    CHECK(token == 2);
+    ++seen;
+  });
+  CHECK(seen == 1);
+}
+
 TEST_CASE("the pool gives, ranks and forgets what the naive table does") {
   const int count = std::max(cases(2000) / 50, 20);
   long evictions = 0;

@@ -104,7 +104,7 @@ class BatchController {
     allowance_ = std::min(allowance_ + probe_share * nanoseconds, most_saved * nanoseconds);
   }
 
-  /// A new text begins: what paid for others says nothing of it. What is known of costs stays.
+  /// A new text begins, or all of a batch: what paid for others says nothing of it. What is known of costs stays.
   void restart() noexcept { paid_ = first_paid; }
 
   [[nodiscard]] const StepCost& cost() const noexcept { return cost_; }

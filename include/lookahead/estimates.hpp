@@ -65,18 +65,20 @@ struct Calibration {
 
 /// The estimate of each class: the chance that a candidate is the next token, *given that no better candidate was*, at
 /// the end of a run: so many tokens in a row were the best candidate of their place. Runs count because right guesses
-/// come in longer ones than independent chances would give. An estimate is for an entry without rivals; one that shares
-/// its context with others of its source gets a part of it, the same for all classes (docs/decisions.md has the figures
-/// of both). Probabilities are unsigned Q0.32. Trivial, so that it may lie in shared memory; call `reset` first.
+/// come in longer ones than independent chances would give. An estimate is for an entry without rivals; a text or
+/// window entry that shares its context with others of its source gets a part of it, the same for all classes
+/// (docs/decisions.md has the figures of both). Probabilities are unsigned Q0.32. Trivial, so that it may lie in shared
+/// memory; call `reset` first.
 struct Estimates {
-  /// Observations that a start value is worth, and the number at which counts are halved, so that old ones fade.
+  /// Observations that a start value is worth, and the weight of those at which counts are halved, so that old ones
+  /// fade.
   static constexpr std::uint32_t start_weight = 8, halve_at = 400;
   static constexpr std::uint32_t unit = 256;  ///< counts per observation: halving keeps fractions
   static constexpr std::uint32_t max_probability = 0xFFFF0000U;
   static constexpr int run_class_count = 4, longest_run = 6, most_rivals = 3;
   static constexpr std::uint32_t run_weight = 3;  ///< observations that a class is worth to what it is in a run
 
-  /// Hits, and the trials that they are a share of, in 1/256 of an observation.
+  /// Hits, and what was tried, by its weight, in 1/256 of an observation. Among rivals, hits may exceed it.
   struct Count {
     std::uint32_t hits, trials;
 
@@ -106,6 +108,7 @@ struct Estimates {
   LOOKAHEAD_HD constexpr void reset() {
     for (int id = 0; id < CandidateClass::count; ++id) reset({static_cast<std::uint8_t>(id)});
   }
+  /// One class back to its start value.
   LOOKAHEAD_HD constexpr void reset(CandidateClass c) {
     all[c.id] = {start_weight * start_value(c), start_weight * unit};
     for (auto& counts : in_run) counts[c.id] = {0, 0};
@@ -117,8 +120,8 @@ struct Estimates {
     return static_cast<std::uint32_t>(std::uint64_t{probability} * share(rivals) / unit);
   }
 
-  /// Counts one observation of class `c` at the end of `run`; with rivals it is worth what was expected of it. `update`
-  /// takes it into the estimates.
+  /// Counts one observation of class `c` at the end of `run`; it weighs the part that its rivals leave. `update` takes
+  /// it into the estimates.
   LOOKAHEAD_HD constexpr void count(CandidateClass c, int run, int rivals, bool hit) {
     all[c.id].add(hit, share(rivals));
     in_run[run_class(run)][c.id].add(hit, share(rivals));
@@ -148,7 +151,7 @@ struct Estimates {
  private:
   /// What rivals leave of an estimate, in 1/256.
   [[nodiscard]] static LOOKAHEAD_HD constexpr std::uint32_t share(int rivals) {
-    return rivals == 0 ? 256 : rivals == 1 ? 170 : rivals == 2 ? 140 : 120;
+    return rivals == 0 ? unit : rivals == 1 ? 170 : rivals == 2 ? 140 : 120;
   }
 };
 

@@ -45,8 +45,9 @@ concept Tile = requires(const T& t, const std::uint32_t* words, std::uint32_t* w
 /// 1. `rank()` is in `[0, size())`, distinct for each thread.
 /// 2. After `sync()` each thread sees what every thread wrote before it.
 /// 3. `exclusive_sum(a, n)` replaces a[i] by a[0] + ... + a[i-1] and returns the total.
-/// 4. `sort(a, n)` sorts ascending in place. Keys are distinct. Both begin and end with a sync.
-/// 5. `tile()` is the calling thread's team of 32 lanes. Tiles of a group work on different items without a sync.
+/// 4. `sort(a, n)` sorts ascending in place. Keys are distinct.
+/// 5. `exclusive_sum` and `sort` begin and end with a sync, for n = 0 too.
+/// 6. `tile()` is the calling thread's team of 32 lanes. Tiles of a group work on different items without a sync.
 template <class G>
 concept Group = requires(const G& g, int* a, std::uint64_t* k, int n) {
   { g.rank() } -> std::same_as<int>;

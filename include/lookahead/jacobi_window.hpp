@@ -13,7 +13,7 @@ namespace lookahead {
 /// and column j continues from node j of level 0, so `cell[r][j]` guesses the token r + j positions behind the root.
 /// Each step the model's choice behind each column becomes the last level, and level 0 is dropped.
 ///
-/// Trivial, so that it may lie in shared memory; call `start` first. Every call is O(W N).
+/// Trivial, so that it may lie in shared memory; call `start` first. Every call is O(W N) at most.
 /// Source: Fu et al., "Break the Sequential Dependency of LLM Inference Using Lookahead Decoding", 2024.
 template <int W, int N, class Token = std::int32_t>
 struct JacobiWindow {

@@ -107,10 +107,10 @@ class Lookahead {
 
   /// Writes the tree of the next step into `out`. With fewer rows allowed than are pending, the tree holds the first of
   /// them, wants no logits and yields no token; with no row allowed it is empty. Where no wanted row or no token is
-  /// allowed, it holds pending rows as well, but never the root. Same state, pool and arguments, same tree.
-  /// Preconditions: `start` was called and no step is planned. Growth goes through at most `max_depth` levels; for each
-  /// row of a level it looks up at most 7 contexts and sorts at most 16 candidates. The published shape looks up at
-  /// most 2 g contexts a level, n - 1 levels.
+  /// allowed, it holds those pending rows that stand before the root, as far as rows are allowed. Same state, pool and
+  /// arguments, same tree. Preconditions: `start` was called and no step is planned. Growth goes through at most
+  /// `max_depth` levels; for each row of a level it looks up at most 7 contexts and sorts at most 16 candidates. The
+  /// published shape looks up at most 2 g contexts a level, n - 1 levels.
   template <PoolOf<Token> P>
   void plan(P&& pool, const Shape& shape, const Limits& limits, Tree& out) noexcept {
     assert(!planned_ && state_.pending_count > 0);
@@ -139,8 +139,9 @@ class Lookahead {
   /// that would have been planned with so many rows. Precondition: a step is planned and not resolved. O(rows).
   void cut(Tree& tree, std::int32_t rows) noexcept {
     assert(planned_ && !resolved_ && &tree == tree_);
+    const std::int32_t before = tree.rows;
     detail::cut(state_, tree, rows);
-    account(tree, report_.published_rows);
+    if (tree.rows != before) account(tree, report_.published_rows);
   }
 
   /// Walks from the root. `select(row)` gives the token behind a row; it is called once for each emitted token, in
@@ -237,7 +238,7 @@ class Lookahead {
     return c == state_.notes.no_class ? 0 : 1 + static_cast<std::size_t>(CandidateClass{c}.source());
   }
 
-  /// What the first `rows` rows behind the root are expected to yield, Q32.32.
+  /// What the first `rows` rows of the tree are expected to yield behind the root, Q32.32.
   [[nodiscard]] std::uint64_t gains(int rows) const noexcept {
     std::uint64_t sum = 0;
     for (int r = 0; r < rows; ++r) sum += RowOffer::gain_of(state_.notes.reach[r], state_.calibration.factor());

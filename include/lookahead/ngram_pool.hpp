@@ -217,7 +217,7 @@ struct PoolRef {
         const std::uint32_t same = words.match(set.key, ~0U, k) & live;
         const int newer = detail::count_of(same & words.greater(set.stamp, stamp));
         rank = newer < 7 ? newer : 7;
-        rivals = detail::count_of(same) - 1;
+        rivals = detail::count_of(same & ~(1U << lane));  // another thread may have changed this slot meanwhile
       }
       const std::uint32_t token = words.load(&set.token[lane]);
       if (access.admits(token)) visit(k, rank, rivals, token, stamp);

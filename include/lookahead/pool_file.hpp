@@ -162,10 +162,9 @@ void save_pool(const Pool& pool, const std::filesystem::path& path, std::uint64_
 }
 
 /// Loads what `save_pool` saved, as an `NGramPool` or a `SharedNGramPool`, whichever it was: namespace 0 of a shared
-/// pool is a private pool's content. The pool has the saved one's size and behaves exactly like it (where that one had
-/// forgotten something, another one of several equally old entries may be the next to go). Entries with a token that is
-/// not in [0, vocabulary) are left out, so that a file, whatever it holds, can cost rows but change no text. Throws
-/// PoolFileError; a file is never believed to be larger than it is.
+/// pool is a private pool's content. The pool has the saved one's size and behaves exactly like it. Entries with a
+/// token that is not in [0, vocabulary) are left out, so that a file, whatever it holds, can cost rows but change no
+/// text. Throws PoolFileError; a file is never believed to be larger than it is.
 template <class Pool>
 [[nodiscard]] Pool load_pool(const std::filesystem::path& path, std::uint64_t tokenizer, std::size_t vocabulary) {
   using Header = detail::PoolFileHeader;

@@ -114,13 +114,13 @@ class Event {
 };
 
 static __global__ void keep_busy() {
-  for (const long long begin = clock64(); clock64() - begin < 100000;) {
+  for (const long long begin = clock64(); clock64() - begin < 400000;) {
   }
 }
 
-/// Keeps the device busy for some 50 microseconds, so that what follows has been enqueued before it begins: the time of
-/// launching it is not measured.
-inline void hold(cudaStream_t stream) { keep_busy<<<1, 1, 0, stream>>>(); }
+/// Keeps the device busy for some 200 microseconds, so that what follows has been enqueued before it begins: the time
+/// of launching it is not measured.
+[[maybe_unused]] static void hold(cudaStream_t stream) { keep_busy<<<1, 1, 0, stream>>>(); }
 
 inline double median(std::vector<double> values) {
   const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);

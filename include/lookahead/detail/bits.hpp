@@ -1,6 +1,6 @@
 #pragma once
 /// @file bits.hpp
-/// Bits of a word, on a host or a device.
+/// Bits of a word and a mix of them, on a host or a device.
 
 #include <cstdint>
 

@@ -10,10 +10,10 @@
 namespace lookahead::detail {
 
 /// The best 16 candidates of a row, best first, each token once. The order: estimate descending, context length
-/// descending, source, rank, token.
+/// descending, source, rank, token. The rivals of a class are equal in one list.
 struct CandidateList {
   static constexpr int capacity = 16;
-  std::uint64_t order[capacity];  ///< estimate, a class whose last five bits are inverted, and rivals, inverted
+  std::uint64_t order[capacity];  ///< estimate, a class whose last five bits are inverted, rivals
   std::uint32_t token[capacity];
   std::int32_t count;
 
@@ -22,12 +22,12 @@ struct CandidateList {
     return {static_cast<std::uint8_t>((order[i] >> 2 & 0xFFU) ^ 31U)};
   }
   /// At most `Estimates::most_rivals`.
-  [[nodiscard]] LOOKAHEAD_HD int rivals(int i) const { return static_cast<int>(order[i] & 3U) ^ 3; }
+  [[nodiscard]] LOOKAHEAD_HD int rivals(int i) const { return static_cast<int>(order[i] & 3U); }
 
   /// Adds a candidate. A token that is known already keeps its better place. Precondition: rivals <= most_rivals.
   LOOKAHEAD_HD void add(std::uint32_t estimate, CandidateClass c, int rivals, std::uint32_t t) {
     static_assert(Estimates::most_rivals == 3);
-    const std::uint64_t o = std::uint64_t{estimate} << 32 | (c.id ^ 31U) << 2 | (static_cast<unsigned>(rivals) ^ 3U);
+    const std::uint64_t o = std::uint64_t{estimate} << 32 | (c.id ^ 31U) << 2 | (static_cast<unsigned>(rivals) & 3U);
     int i = 0;
     while (i < count && token[i] != t) ++i;
     if (i < count) {

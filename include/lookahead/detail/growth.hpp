@@ -221,6 +221,7 @@ LOOKAHEAD_HD void grow(const Gr& g, const Pool& pool, const Estimates& estimates
       const int item = item_of(next_key[k]);
       if (item < 0) continue;
       const int i = s.item[item], n = s.flag[item] >> 16;
+      // Slots in use have no gaps until the budget falls; from then on all that are taken were freed.
       const int slot = n < freed ? s.freed[n] : planted + kept + n - freed;
       next_key[k] |= static_cast<std::uint64_t>(slot);
       s.parent[slot] = frontier[i / width];

@@ -66,7 +66,7 @@ LOOKAHEAD_HD void plant(const Gr& g, TokenTreeStorage<Token, R>& tree, int count
 }
 
 /// Asks for the logits of all rows whose flag is not 0, beside those that are wanted already. The flags, one for each
-/// row, are lost.
+/// row, are lost. Each was written before a sync, or by the thread that takes row r in a loop from rank() by size().
 LOOKAHEAD_GROUP_FN template <Group Gr, class Token, int R>
 LOOKAHEAD_HD void want_all(const Gr& g, TokenTreeStorage<Token, R>& tree, int* flag) {
   const int rows = tree.rows;

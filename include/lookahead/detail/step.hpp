@@ -395,13 +395,12 @@ LOOKAHEAD_HD void apply(const Gr& g, StepState<W, N, G, Token>& s, const Pool& p
   // text.
   int inserts = 0;
   if (recycle) {
-    // All rows of the path from the root on are wanted.
-    const std::int32_t* const path = s.path + root;
-    const int on_path = s.path_count - root;
+    // All rows of the path from the root on are wanted, and none in front of it.
     for (int n = g.rank(); n < tree.wanted_count; n += g.size()) {
       const std::int32_t row = tree.wanted[n];
-      const int before = count_below(path, on_path, row);
-      const int i = before < on_path && path[before] == row ? tree.wanted_count - on_path + before : n - before;
+      const int before = count_below(s.path, s.path_count, row);
+      const int i = before < s.path_count && s.path[before] == row ? tree.wanted_count - s.path_count + before
+                                                                   : n - (before - root);
       std::uint64_t contexts[context_length_count];
       const int found = context_hashes(tree.token, tree.parent, root, row, s.tail, contexts);
       for (int k = 0; k < 2; ++k) {
