@@ -42,10 +42,11 @@ class FibonacciModel {
   std::vector<token_type> cache_;
   token_type tokens_[most_rows], next_[most_rows];
 };
+static_assert(lookahead::Model<FibonacciModel>);  // names the call that is missing
 
 int main() {
   FibonacciModel model;
-  // A real model's steps take their time, which tells how many rows pay: leave the option out.
+  // This toy's steps take no time, so no row would pay. A real model's tell how many do: leave the option out.
   lookahead::Decoder decoder(model, {.cost = lookahead::StepCost::none()});
   const std::vector<std::int32_t> prompt = {0, 1};
   const auto print = [](std::span<const std::int32_t> block) {

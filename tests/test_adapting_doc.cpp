@@ -149,7 +149,7 @@ TEST_CASE("a function") {
     return logits;
   };
   CallableModel model(function, words, 128);
-  Decoder decoder(model);
+  Decoder decoder(model, {.cost = StepCost::none()});
   std::vector<Token> text;
   decoder.generate(std::vector<Token>{7, 8, 9}, 40, [&](Token token) { text.push_back(token); });
   // []

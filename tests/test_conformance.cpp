@@ -64,7 +64,9 @@ class Toy {
   using token_type = Token;
   static constexpr std::size_t size = 128, words = 50, most = 24;
 
-  explicit Toy(Fault fault, float noise = 0) : fault_(fault), noise_(noise), cache_(std::make_shared<Cache>()) {
+  /// A deaf one gives the same logits to all rows that see a token from 5 on.
+  explicit Toy(Fault fault, float noise = 0, bool deaf = false)
+      : fault_(fault), noise_(noise), deaf_(deaf), cache_(std::make_shared<Cache>()) {
     static std::uint64_t made = 0;
     if (fault == Fault::random_results) salt_ = ++made;
   }
@@ -112,7 +114,11 @@ class Toy {
     }
     for (std::size_t r = 0; r < rows; ++r) {
       std::uint64_t sum = salt_;
-      for (std::size_t c = misses_first(rows) ? 1 : 0; c < cells().size(); ++c) sum += hash(cells()[c]);
+      bool heard = true;
+      for (std::size_t c = misses_first(rows) ? 1 : 0; c < cells().size(); ++c) {
+        sum += hash(cells()[c]);
+        heard = heard && cells()[c].token < 5;
+      }
       for (std::size_t c = 0; c < rows; ++c) {
         bool sees = tree.sees(static_cast<int>(r), static_cast<int>(c));
         if (fault_ == Fault::sees_siblings) sees = c <= r;
@@ -121,8 +127,9 @@ class Toy {
           sees = sees && tree.parents()[r] != static_cast<int>(c);
         if (fault_ == Fault::blind_to_itself && rows > 1) sees = sees && c != r;
         if (sees) sum += hash(rows_[c]);
+        if (sees) heard = heard && rows_[c].token < 5;
       }
-      sums.push_back(sum);
+      sums.push_back(deaf_ && !heard ? 0 : sum);
     }
     results_.assign(rows, {});
     for (std::size_t i = 0; i < tree.wanted().size(); ++i) {
@@ -205,6 +212,7 @@ class Toy {
 
   Fault fault_;
   float noise_;
+  bool deaf_;
   std::shared_ptr<Cache> cache_;
   std::vector<Cell> rows_;
   std::vector<std::vector<float>> results_;
@@ -292,6 +300,26 @@ TEST_CASE("engines that keep every promise pass") {
         [&] { return engines::LlamaEngine(file, {.max_rows = 32, .threads = 1}); }, {.trees = 4, .rows = 16});
     CHECK_MESSAGE(report.bit_identical(), report.text());
   }
+}
+
+TEST_CASE("faults of a model that random tokens do not reach are found with texts that it knows") {
+  const ConformanceOptions<Token> known{.prompts = {{0, 3, 1, 4, 2, 2, 0, 1, 3}, {4, 4, 1, 0, 2, 3}}};
+  const auto check = [](Fault fault, const ConformanceOptions<Token>& options) {
+    return check_conformance([fault] { return Toy(fault, 0, true); }, options);
+  };
+  const ConformanceReport sound = check(Fault::none, known);
+  CHECK_MESSAGE(sound.bit_identical(), sound.text());
+  CHECK(check(Fault::commit_first_rows, known).broke(Promise::commit));
+  CHECK(check(Fault::position_of_row, known).broke(Promise::positions));
+  CHECK(!check(Fault::commit_first_rows, {}).broke(Promise::commit));
+  for (const Token strange : {50, -1}) {
+    const ConformanceReport report = check(Fault::none, {.prompts = {{1, strange, 2}}});
+    CHECK(report.broke(Promise::limits));
+    CHECK(report.text().find("token " + std::to_string(strange) + " of a prompt is outside the vocabulary of 50") !=
+          std::string::npos);
+  }
+  // No two different tokens: as without prompts.
+  CHECK(check_conformance([] { return Toy(Fault::none); }, ConformanceOptions<Token>{.prompts = {{1, 1}}}).conforms());
 }
 
 TEST_CASE("an engine that rounds is measured beside plain decoding itself") {

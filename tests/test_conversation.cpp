@@ -296,7 +296,8 @@ TEST_CASE("forks and roll-backs that cannot be are refused, and nothing has chan
   OracleModel<> empty(repetitive());
   CHECK_THROWS_WITH_AS((void)decoder.fork(empty),
                        "the fork's model holds 0 tokens, this one 19: pass a fork of the model", InvalidArgument);
-  CHECK_THROWS_AS((void)decoder.fork(model), InvalidArgument);
+  CHECK_THROWS_WITH_AS((void)decoder.fork(model), "a fork needs a model of its own: pass a fork of this one's",
+                       InvalidArgument);
   CHECK_THROWS_WITH_AS(decoder.append(decoder.text().first(3)),
                        "tokens are a part of the decoder's own text, which changes: pass a copy", InvalidArgument);
   CHECK_THROWS_WITH_AS(decoder.start(decoder.text().subspan(5)),

@@ -190,6 +190,19 @@ TEST_CASE("construction: bad options") {
   }
 }
 
+TEST_CASE("a vocabulary that the token type cannot number is refused") {
+  OracleModel<std::uint8_t> fits({.vocabulary = 256});
+  CHECK_NOTHROW((void)Decoder(fits));
+  struct Wide : OracleModel<std::uint8_t> {
+    using OracleModel<std::uint8_t>::OracleModel;
+    [[nodiscard]] static std::size_t vocabulary() { return 257; }
+  } model({.vocabulary = 256});
+  CHECK_THROWS_WITH_AS((void)Decoder(model),
+                       "a vocabulary of 257 tokens: its numbers must fit the model's token type, which ends at 255: "
+                       "choose a wider one",
+                       InvalidArgument);
+}
+
 TEST_CASE("calls without a text") {
   OracleModel<> model(repetitive());
   SmallDecoder<OracleModel<>> decoder(model);

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <functional>
 #include <iterator>
+#include <limits>
 #include <span>
 #include <string>
 #include <type_traits>
@@ -205,7 +206,8 @@ class Decoder {
   /// (`ForkableModel::fork` gives such a model) and outlive the fork. Throws InvalidArgument for this decoder's own
   /// model, or one with a context of another size.
   [[nodiscard]] Decoder fork(M& model) const requires std::copy_constructible<V> {
-    if (&model == &model_ || model.context_size() != model_.context_size())
+    if (&model == &model_) throw InvalidArgument("a fork needs a model of its own: pass a fork of this one's");
+    if (model.context_size() != model_.context_size())
       throw InvalidArgument("the fork's model holds " + std::to_string(model.context_size()) + " tokens, this one " +
                             std::to_string(model_.context_size()) + ": pass a fork of the model");
     return Decoder(*this, model);
@@ -504,6 +506,11 @@ class Decoder {
   [[nodiscard]] bool ended() const noexcept { return stop_ == StopReason::end_token || stop_ == StopReason::sink; }
 
   void check_options() const {
+    if (constexpr auto last = static_cast<std::uint64_t>(std::numeric_limits<token_type>::max());
+        model_.vocabulary() > 0 && model_.vocabulary() - 1 > last)
+      throw InvalidArgument("a vocabulary of " + std::to_string(model_.vocabulary()) +
+                            " tokens: its numbers must fit the model's token type, which ends at " +
+                            std::to_string(last) + ": choose a wider one");
     check_rows(options_.rows);
     check_tokens(options_.end_tokens, "end token");
   }

@@ -1,6 +1,10 @@
 #pragma once
 /// @file lookahead.hpp
-/// Everything that a host needs.
+/// Everything that a host needs but the adapters and the tools for tests: those have headers of their own.
+
+#if defined(_MSVC_LANG) ? _MSVC_LANG < 202002L : __cplusplus < 202002L
+#error "lookahead needs C++20: compile with -std=c++20"
+#endif
 
 #include "lookahead/batch_controller.hpp"   // IWYU pragma: export
 #include "lookahead/decoder.hpp"            // IWYU pragma: export

@@ -39,7 +39,7 @@ struct Proposal {
 /// requests may use one after another, or a view of a `SharedNGramPool`, which they may use at once.
 template <int W = 15, int N = 5, int G = 15, class Token = std::int32_t>
 class Lookahead {
-  static_assert(W >= 1, "A window has at least one column: pass shape.w = 0 to run without it.");
+  static_assert(W >= 1, "W is room for a window, 1 or more: pass Shape{.w = 0} to run without one.");
   static_assert(N >= 2, "N-grams have at least two tokens: N = 2 is the smallest window.");
   static_assert(G >= 0, "G counts guesses: 0 is a window alone.");
   static_assert(sizeof(Token) <= 4, "Tokens have at most 32 bits: map yours to an integer of that size.");

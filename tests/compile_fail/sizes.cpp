@@ -4,7 +4,7 @@
 // LOOKAHEAD_W=0: A window has at least one column: pass shape.w = 0 to a step that should run without it.
 // LOOKAHEAD_N=1: N-grams have at least two tokens: use N = 2 for plain Jacobi iteration.
 // LOOKAHEAD_N=33: N-grams have at most 32 tokens: a column's levels are the bits of a word.
-// LOOKAHEAD_STEP_W=0: A window has at least one column: pass shape.w = 0 to run without it.
+// LOOKAHEAD_STEP_W=0: W is room for a window, 1 or more: pass Shape{.w = 0} to run without one.
 // LOOKAHEAD_STEP_N=1: N-grams have at least two tokens: N = 2 is the smallest window.
 // LOOKAHEAD_STEP_G=-1: G counts guesses: 0 is a window alone.
 // LOOKAHEAD_STEP_G=2048: Too many rows for the keys of growth: lower
