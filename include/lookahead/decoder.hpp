@@ -10,7 +10,6 @@
 #include <cstdint>
 #include <functional>
 #include <iterator>
-#include <limits>
 #include <span>
 #include <string>
 #include <type_traits>
@@ -18,6 +17,7 @@
 #include <vector>
 
 #include "lookahead/batch_controller.hpp"
+#include "lookahead/detail/check_vocabulary.hpp"
 #include "lookahead/errors.hpp"
 #include "lookahead/lookahead_step.hpp"
 #include "lookahead/model.hpp"
@@ -506,11 +506,7 @@ class Decoder {
   [[nodiscard]] bool ended() const noexcept { return stop_ == StopReason::end_token || stop_ == StopReason::sink; }
 
   void check_options() const {
-    if (constexpr auto last = static_cast<std::uint64_t>(std::numeric_limits<token_type>::max());
-        model_.vocabulary() > 0 && model_.vocabulary() - 1 > last)
-      throw InvalidArgument("a vocabulary of " + std::to_string(model_.vocabulary()) +
-                            " tokens: its numbers must fit the model's token type, which ends at " +
-                            std::to_string(last) + ": choose a wider one");
+    detail::check_vocabulary<token_type>(model_.vocabulary());
     check_rows(options_.rows);
     check_tokens(options_.end_tokens, "end token");
   }

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "lookahead/detail/check_vocabulary.hpp"
 #include "lookahead/errors.hpp"
 #include "lookahead/mask.hpp"
 #include "lookahead/token_tree.hpp"
@@ -42,9 +43,7 @@ class CallableModel {
   CallableModel(F function, std::size_t vocabulary, std::size_t longest)
       : function_(std::move(function)), vocabulary_(vocabulary), longest_(longest) {
     if (vocabulary == 0) throw InvalidArgument("the vocabulary is empty: pass the number of logits of a row");
-    if (constexpr auto last = static_cast<std::uint64_t>(std::numeric_limits<Token>::max()); vocabulary - 1 > last)
-      throw InvalidArgument("a vocabulary of " + std::to_string(vocabulary) +
-                            " tokens: its numbers must fit the token type, which ends at " + std::to_string(last));
+    detail::check_vocabulary<Token>(vocabulary);
     if (longest == 0 || longest > most)
       throw InvalidArgument("a text of at most " + std::to_string(longest) + " tokens: choose 1 to " +
                             std::to_string(most));
