@@ -151,9 +151,10 @@ class Plain {
     };
     const double alone = with(1, 0);
     double change = 0;
-    for (const std::size_t rows : {2U, 3U, 4U, 6U, 8U, 16U, 64U})
+    for (const std::size_t rows : {2U, 3U, 4U, 5U, 6U, 7U, 8U, 10U, 12U, 16U, 20U, 24U, 32U, 48U, 64U})
       change = std::max(change, std::abs(with(rows, 0) - alone));
-    for (const std::size_t shift : {1U, 3U, 7U, 13U}) change = std::max(change, std::abs(with(1, shift) - alone));
+    for (const std::size_t shift : {1U, 2U, 3U, 5U, 7U, 9U, 11U, 13U})
+      change = std::max(change, std::abs(with(1, shift) - alone));
     return {alone, change};
   }
 

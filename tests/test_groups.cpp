@@ -5,6 +5,7 @@
 #include <doctest/doctest.h>
 #include <memory>
 #include <random>
+#include <type_traits>
 #include <vector>
 
 #include "cases.hpp"
@@ -36,6 +37,8 @@ struct Machine {
   std::vector<PoolSet> sets = std::vector<PoolSet>(64);
   std::unique_ptr<detail::StepScratch<W, N, G, Token>> scratch =
       std::make_unique<detail::StepScratch<W, N, G, Token>>();
+
+  static_assert(std::has_unique_object_representations_v<detail::FittedShape>, "assigned whole: no padding");
 
   Machine() { std::memset(static_cast<void*>(data.data()), 0, sizeof(Data)); }
   State& state() { return data[0].state; }

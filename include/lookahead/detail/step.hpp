@@ -20,11 +20,13 @@ namespace lookahead::detail {
 LOOKAHEAD_HD constexpr int min(int a, int b) { return a < b ? a : b; }
 LOOKAHEAD_HD constexpr int max(int a, int b) { return a > b ? a : b; }
 
-/// A shape as far as the limits allow it. Trivial, as all that may lie in shared memory.
+/// A shape as far as the limits allow it. Trivial, as all that may lie in shared memory, and without padding, since
+/// states are compared byte by byte.
 struct FittedShape {
   std::int32_t w, n, g;
   ShapeMode mode;
   bool slide;
+  std::uint8_t unused[2];
 };
 
 /// Everything that a request carries from step to step. Trivial.
@@ -145,8 +147,8 @@ LOOKAHEAD_HD int append(const Gr& g, StepState<W, N, G, Token>& s, const Pool& p
 /// The largest part of `shape` that the limits allow. `rows` and `logits` count the root.
 template <int W, int N, int G>
 LOOKAHEAD_HD FittedShape fit(const Shape& wanted, int rows, int logits, int depth, int tokens_left) {
-  FittedShape shape{max(0, min(wanted.w, W)), max(2, min(wanted.n, N)), max(0, min(wanted.g, G)), wanted.mode,
-                    wanted.slide};
+  FittedShape shape{
+      max(0, min(wanted.w, W)), max(2, min(wanted.n, N)), max(0, min(wanted.g, G)), wanted.mode, wanted.slide, {}};
   // A window serves the steps to come: with one token left there are none.
   const int by_logits = shape.n == 2 ? logits : (logits - shape.n + 3) / 2;  // w + (w - 1) + (n - 2) rows want logits
   shape.w = max(0, min(min(shape.w, rows / (shape.n - 1)), min(by_logits, depth - shape.n + 3)));
@@ -217,7 +219,7 @@ LOOKAHEAD_HD void plan(const Gr& g, StepState<W, N, G, Token>& s, const Pool& po
     tree.begin(s.context_size, s.pending, pending);
     if (complete) tree.want(tree.root);
     s.shape = complete ? fit<W, N, G>(shape, rows, limits.logit_rows, limits.depth, limits.tokens_left)
-                       : FittedShape{0, 2, 0, shape.mode, shape.slide};
+                       : FittedShape{0, 2, 0, shape.mode, shape.slide, {}};
     s.tokens_left = limits.tokens_left;
     s.path_count = s.selected_count = 0;
     if (s.shape.w > 0) {
