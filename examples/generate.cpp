@@ -402,17 +402,9 @@ Json object(const std::vector<LogProb>& log_probs, const Tokenizer& tokenizer) {
   return all;
 }
 
+// What ends a text through the demo's sink is a stop string.
 const char* stop_name(lookahead::StopReason stop) {
-  switch (stop) {
-    case lookahead::StopReason::end_token:
-      return "end_token";
-    case lookahead::StopReason::out_of_room:
-      return "out_of_room";
-    case lookahead::StopReason::sink:
-      return "stop_string";
-    default:
-      return "max_tokens";
-  }
+  return stop == lookahead::StopReason::sink ? "stop_string" : name(stop);
 }
 
 int run(const Options& o) {

@@ -15,6 +15,7 @@
 #include "plain_sampling.hpp"
 
 #include "lookahead/decoder.hpp"
+#include "lookahead/log_probs.hpp"
 #include "lookahead/philox.hpp"
 #include "lookahead/processors.hpp"
 #include "lookahead/sample_verify.hpp"
@@ -215,10 +216,18 @@ TEST_CASE_TEMPLATE("every type of token", T, std::uint16_t, std::int8_t, std::ui
     sampling.seed = seed;
     M plain_model(options), model(options);
     const std::vector<T> expected = sample(plain_model, prompt, 50, {}, sampling, {});
-    Decoder<M, 5, 4, 5, SampleVerify<T>> decoder(model, {}, SampleVerify<T>(sampling));
     std::vector<T> text;
-    decoder.generate(prompt, 50, [&](T token) { text.push_back(token); });
+    const auto keep = [&](T token) { text.push_back(token); };
+    Decoder decoder(model, {}, sample_verify<T>(sampling));
+    decoder.generate(prompt, 50, keep);
     CHECK(text == expected);
+    // With processors, and recorded.
+    const RepetitionPenalty none({.penalty = 1});
+    Decoder recorded(model, {}, LogProbs(sample_verify<T>(sampling, none, BannedTokens<T>{}), 1));
+    text.clear();
+    recorded.generate(prompt, 50, keep);
+    CHECK(text == expected);
+    CHECK(recorded.verify().at(prompt.size()).token == expected.front());
   }
 }
 

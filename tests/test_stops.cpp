@@ -589,3 +589,14 @@ TEST_CASE("an interrupt does not hide that the text has ended") {
   for (const auto block : decoder.stream(100, {&cancel})) FAIL("a block of " << block.size() << " behind the end");
   CHECK(decoder.stop_reason() == StopReason::end_token);
 }
+
+TEST_CASE("each reason has its name") {
+  const auto named = [](StopReason reason) { return std::string_view(name(reason)); };
+  CHECK(named(StopReason::running) == "running");
+  CHECK(named(StopReason::end_token) == "end_token");
+  CHECK(named(StopReason::max_tokens) == "max_tokens");
+  CHECK(named(StopReason::sink) == "sink");
+  CHECK(named(StopReason::out_of_room) == "out_of_room");
+  CHECK(named(StopReason::deadline) == "deadline");
+  CHECK(named(StopReason::cancelled) == "cancelled");
+}

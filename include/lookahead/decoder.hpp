@@ -3,6 +3,7 @@
 /// The decoding loop for people who do not own one.
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <concepts>
@@ -39,6 +40,12 @@ enum class StopReason : std::uint8_t {
   deadline,     ///< the time is up
   cancelled     ///< another thread asked for it
 };
+
+/// The name of a reason, as in "end_token".
+[[nodiscard]] constexpr const char* name(StopReason reason) {
+  constexpr std::array names = {"running", "end_token", "max_tokens", "sink", "out_of_room", "deadline", "cancelled"};
+  return names[static_cast<std::size_t>(reason)];
+}
 
 /// What may end a run between two steps; nothing is lost, another run goes on.
 struct Interrupt {

@@ -25,8 +25,9 @@ namespace lookahead {
 /// 5. `store(word, value)` and `load(word)`: one lane writes, or reads for all.
 /// 6. `prefetch(words)`: the words will be read soon. It may do nothing.
 /// 7. `leads()` is true in one lane: the one that writes what the tile has found.
-/// 8. `sum(n, f)` is f(0) + ... + f(n - 1), added in the same order by every tile: lane l adds up f(l), f(l + 32), ...,
-/// then lanes are added in pairs. Each f(i) is called by one lane.
+/// 8. `sum(n, f)` is f(0) + ... + f(n - 1), added in the same order by every tile, to the same bits: lane l adds up
+/// f(l), f(l + 32), ...; then lane l adds the sum of lane l + 16 to its own, that of lane l + 8, and so on; lane 0 has
+/// the sum. Each f(i) is called by one lane.
 template <class T>
 concept Tile = requires(const T& t, const std::uint32_t* words, std::uint32_t* word, int (*f)(int)) {
   { t.rank() } -> std::same_as<int>;

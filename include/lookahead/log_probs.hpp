@@ -25,11 +25,25 @@ struct TokenLogProb {
   [[nodiscard]] bool operator==(const TokenLogProb&) const = default;
 };
 
+namespace detail {
+
+/// The tokens of a policy: std::int32_t where it does not say.
+template <class V>
+struct PolicyToken {
+  using type = std::int32_t;
+};
+template <HasTokenType V>
+struct PolicyToken<V> {
+  using type = typename V::token_type;
+};
+
+}  // namespace detail
+
 /// Wraps a policy and records, for each token that it selects, the token's log-probability and those of the best
 /// `alternatives` tokens. They are taken from the logits of the row that the walk reached, before any processor, and so
 /// equal plain decoding's. Positions are absolute. Memory grows with the text.
 /// Each token costs a pass over the vocabulary.
-template <class V, class Token = std::int32_t>
+template <class V, class Token = typename detail::PolicyToken<V>::type>
 class LogProbs {
  public:
   explicit LogProbs(V policy = V{}, std::size_t alternatives = 0)

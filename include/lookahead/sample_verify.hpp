@@ -44,6 +44,8 @@ struct SampleOptions {
 template <class Token = std::int32_t, LogitsProcessor<Token>... Processors>
 class SampleVerify {
  public:
+  using token_type = Token;
+
   explicit SampleVerify(const SampleOptions& options = {}, Processors... processors)
       : options_(options), processors_(std::move(processors)...) {
     const auto check = [](bool good, const char* name, float value, const char* range) {
@@ -156,5 +158,12 @@ class SampleVerify {
   std::vector<float> scores_;
   std::vector<Choice> choices_;
 };
+
+/// A `SampleVerify` for tokens of another type than std::int32_t, which is all that has to be named:
+/// `sample_verify<std::uint16_t>(options, processors...)`.
+template <class Token, LogitsProcessor<Token>... Processors>
+[[nodiscard]] SampleVerify<Token, Processors...> sample_verify(const SampleOptions& options, Processors... processors) {
+  return SampleVerify<Token, Processors...>(options, std::move(processors)...);
+}
 
 }  // namespace lookahead
