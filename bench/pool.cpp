@@ -61,11 +61,10 @@ void look_up(benchmark::State& state) {
     i = i * 6364136223846793005U + 1442695040888963407U;
     lookahead::ContextHash hash;
     hash.push(static_cast<std::uint32_t>(first + (i >> 32) % count));
-    pool.ref().for_each(lookahead::SerialTile{}, hash.value(),
-                        [&](Source, int rank, int, std::uint32_t token, std::uint32_t) {
-                          sum += token + static_cast<std::uint32_t>(rank);
-                          ++entries;
-                        });
+    pool.ref().for_each(lookahead::SerialTile{}, hash.value(), [&](const lookahead::PoolFind& find) {
+      sum += find.token + static_cast<std::uint32_t>(find.rank);
+      ++entries;
+    });
   }
   benchmark::DoNotOptimize(sum);
   state.counters["entries"] = benchmark::Counter(static_cast<double>(entries), benchmark::Counter::kAvgIterations);
@@ -83,10 +82,9 @@ void read_mostly(benchmark::State& state, const Ref& pool, std::uint64_t count) 
     for (int k = 0; k < 15; ++k) {
       lookahead::ContextHash hash;
       hash.push(static_cast<std::uint32_t>(next()));
-      pool.for_each(lookahead::SerialTile{}, hash.value(),
-                    [&](Source, int rank, int, std::uint32_t token, std::uint32_t) {
-                      sum += token + static_cast<std::uint32_t>(rank);
-                    });
+      pool.for_each(lookahead::SerialTile{}, hash.value(), [&](const lookahead::PoolFind& find) {
+        sum += find.token + static_cast<std::uint32_t>(find.rank);
+      });
     }
     const PoolInsert again = thing(next());
     pool.insert_all(lookahead::SerialGroup{}, &again, 1);

@@ -102,10 +102,15 @@ inline std::vector<PoolEntry> entries_of(Pool& pool) {
     for (int lane = 0; lane < PoolSet::slots; ++lane) {
       const PoolSet& set = ref.sets[s];
       if (set.stamp[lane] <= ref.clock->floor) continue;
-      std::uint32_t newer = 0;
-      for (int other = 0; other < PoolSet::slots; ++other)
-        newer += set.key[other] == set.key[lane] && set.stamp[other] > set.stamp[lane] ? 1 : 0;
-      all.push_back({std::uint64_t{s} << 32 | set.key[lane] | std::min(newer, 7U), set.token[lane], set.stamp[lane]});
+      const std::uint32_t context = set.key[lane] & ~7U;  // and source
+      std::uint32_t rank = set.key[lane] & 7;
+      if (static_cast<Source>(context >> 3 & 3) != Source::recycled) {
+        std::uint32_t newer = 0;
+        for (int other = 0; other < PoolSet::slots; ++other)
+          newer += (set.key[other] & ~7U) == context && set.stamp[other] > set.stamp[lane] ? 1 : 0;
+        rank = std::min(newer, 7U);
+      }
+      all.push_back({std::uint64_t{s} << 32 | context | rank, set.token[lane], set.stamp[lane]});
     }
   std::sort(all.begin(), all.end());
   return all;

@@ -85,21 +85,21 @@ class Estimates {
     }
   };
 
-  /// A class in a run starts from the class in all of them, for three observations. Rivals leave a part.
-  std::uint64_t operator()(const Class& c, int run, int rivals = 0) const {
+  /// A class in a run starts from the class in all of them, for three observations. Entries have a part of it.
+  std::uint64_t operator()(const Class& c, int run, const naive::Seen& seen = {}) const {
     const Count all = count(c);
     const auto found = in_runs_.find({c, kind(run)});
     const Count here = found != in_runs_.end() ? found->second : Count{0, 0};
     const std::uint64_t first = (all.hits << 32) / all.trials;
     const std::uint64_t alone =
         std::min(((here.hits << 32) + 3 * 256 * first) / (here.trials + 3 * 256), naive::largest_estimate);
-    return alone * part(rivals) / 256;
+    return std::min(alone * part(seen) / 256, naive::largest_estimate);
   }
-  void score(const Class& c, int run, int rivals, bool hit) {
+  void score(const Class& c, int run, const naive::Seen& seen, bool hit) {
     Count all = count(c);
-    all.add(hit, part(rivals));
+    all.add(hit, part(seen));
     counts_[c] = all;
-    in_runs_[{c, kind(run)}].add(hit, part(rivals));
+    in_runs_[{c, kind(run)}].add(hit, part(seen));
   }
   void set(const Class& c, Count n) { counts_[c] = n; }
   void set(const Class& c, int run, Count n) { in_runs_[{c, kind(run)}] = n; }
@@ -107,9 +107,10 @@ class Estimates {
   static int kind(int run) { return run == 0 ? 0 : run == 1 ? 1 : run <= 5 ? 2 : 3; }
 
  private:
-  static std::uint64_t part(int rivals) {
-    constexpr std::uint64_t of[] = {256, 170, 140, 120};
-    return of[std::min(rivals, 3)];
+  // In 1/256: (times - 1/2) / of, as a part of what is so for an entry seen once, alone; 3/8 of what exceeds it.
+  static std::uint64_t part(const naive::Seen& seen) {
+    const int all = 256 * (2 * seen.times - 1) / seen.of;
+    return static_cast<std::uint64_t>(std::min(all, 256) + std::max(all - 256, 0) * 3 / 8);
   }
   [[nodiscard]] Count count(const Class& c) const {
     const auto found = counts_.find(c);
@@ -419,17 +420,17 @@ class Mirror {
   // A candidate whose estimate is 0 is none. A row that no candidate backs begins a new run.
   void score(const Tokens& before, const Tokens& accepted, const std::vector<std::int32_t>& path,
              const std::vector<bool>& backed) {
-    std::vector<std::tuple<Class, int, int, bool>> scores;
+    std::vector<std::tuple<Class, int, naive::Seen, bool>> scores;
     for (int i = 0; i < length(accepted); ++i) {
       if (i > 0 && !backed[at(path[at(tree.root + i)] - tree.root - 1)]) run = 0;
       const Tokens here = joined(before, Tokens(accepted.begin(), accepted.begin() + i));
-      for (const auto& [its_class, rivals, hit] : pool.score(here, accepted[at(i)], estimates, run))
-        if (estimates(its_class, run, rivals) > 0) scores.emplace_back(its_class, run, rivals, hit);
+      for (const auto& [its_class, seen, hit] : pool.score(here, accepted[at(i)], estimates, run))
+        if (estimates(its_class, run, seen) > 0) scores.emplace_back(its_class, run, seen, hit);
       const auto candidates = pool.candidates(here, estimates, run);
       const bool best = !candidates.empty() && candidates[0].q > 0 && candidates[0].token == accepted[at(i)];
       run = best ? run + 1 : 0;
     }
-    for (const auto& [its_class, in_run, rivals, hit] : scores) estimates.score(its_class, in_run, rivals, hit);
+    for (const auto& [its_class, in_run, seen, hit] : scores) estimates.score(its_class, in_run, seen, hit);
   }
 
   OracleModel<> model_;

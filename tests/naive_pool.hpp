@@ -37,14 +37,20 @@ constexpr std::uint64_t largest_estimate = 0xFFFF0000U;
 /// The product of two Q0.32 numbers.
 constexpr std::uint64_t product(std::uint64_t a, std::uint64_t b) { return a * b >> 32; }
 
-/// Of a class at the end of a run of tokens that were the best candidates of their places, among so many rivals: other
-/// tokens that the same source has behind the same context.
-using Estimate = std::function<std::uint64_t(const Class&, int run, int rivals)>;
+/// How often an entry was filed behind its context, at most 8, and the sum over all of its context and source.
+struct Seen {
+  int times = 1, of = 1;
+  friend bool operator==(const Seen&, const Seen&) = default;
+};
+
+/// Of a class at the end of a run of tokens that were the best candidates of their places, for an entry that was seen
+/// so often.
+using Estimate = std::function<std::uint64_t(const Class&, int run, const Seen& seen)>;
 
 struct Candidate {
   Token token;
   Class its_class;
-  int rivals;
+  Seen seen;
   std::uint64_t q;  ///< the chance that it is the one, given that no better candidate was
 };
 
@@ -85,8 +91,8 @@ class Pool {
   /// The candidates behind `text`, best first, each token once, at most 16.
   [[nodiscard]] std::vector<Candidate> candidates(const Tokens& text, const Estimate& estimate, int run) const {
     std::vector<Candidate> all;
-    const auto offer = [&](Token token, Class its_class, int rivals) {
-      all.push_back({token, its_class, rivals, std::min(estimate(its_class, run, rivals), largest_estimate)});
+    const auto offer = [&](Token token, Class its_class, const Seen& seen) {
+      all.push_back({token, its_class, seen, std::min(estimate(its_class, run, seen), largest_estimate)});
     };
     for (const int length : {1, 2, 3, 4, 6, 9, 13}) {
       const auto context = ending(text, text.size(), length);
@@ -94,11 +100,13 @@ class Pool {
       for (const Source source : {Source::text, Source::window}) {
         int newer = 0;
         const auto entries = newest_first(source, *context);
-        for (const auto& [stamp, token] : entries)
-          offer(token, {length, source, std::min(newer++, 7)}, static_cast<int>(entries.size()) - 1);
+        int of = 0;
+        for (const auto& [stamp, token, times] : entries) of += times;
+        for (const auto& [stamp, token, times] : entries)
+          offer(token, {length, source, std::min(newer++, 7)}, {times, of});
       }
       if (const auto found = recycled_.find(*context); found != recycled_.end())
-        for (const auto& [rank, token] : found->second) offer(token, {length, Source::recycled, rank}, 0);
+        for (const auto& [rank, token] : found->second) offer(token, {length, Source::recycled, rank}, {});
     }
     const auto key = [](const Candidate& c) {
       return std::tuple(~c.q, -c.its_class.length, c.its_class.source, c.its_class.rank, c.token);
@@ -158,13 +166,13 @@ class Pool {
     return taken;
   }
 
-  /// What a row teaches the estimates, when `selected` was selected at it: a class, its rivals, and a miss (false) for
-  /// every candidate in front of the one that carries `selected`, a hit (true) for that one.
-  [[nodiscard]] std::vector<std::tuple<Class, int, bool>> score(const Tokens& text, Token selected,
-                                                                const Estimate& estimate, int run) const {
-    std::vector<std::tuple<Class, int, bool>> scored;
+  /// What a row teaches the estimates, when `selected` was selected at it: a class, how often its entry was seen, and a
+  /// miss (false) for every candidate in front of the one that carries `selected`, a hit (true) for that one.
+  [[nodiscard]] std::vector<std::tuple<Class, Seen, bool>> score(const Tokens& text, Token selected,
+                                                                 const Estimate& estimate, int run) const {
+    std::vector<std::tuple<Class, Seen, bool>> scored;
     for (const Candidate& c : candidates(text, estimate, run)) {
-      scored.emplace_back(c.its_class, c.rivals, c.token == selected);
+      scored.emplace_back(c.its_class, c.seen, c.token == selected);
       if (c.token == selected) break;
     }
     return scored;
@@ -183,7 +191,7 @@ class Pool {
           for (const int length : {2, 3, 4, 6, 9, 13})
             if (static_cast<std::size_t>(length) <= chain.size() && (source == Source::text || length <= 3))
               longest = length;
-          for (const auto& [when, token] : newest_first(source, *ending(chain, chain.size(), longest)))
+          for (const auto& [when, token, times] : newest_first(source, *ending(chain, chain.size(), longest)))
             next[token] = std::max(next[token], when);
         }
       if (next.empty() && chain.size() > 1) leaves.emplace_back(stamp, Tokens(chain.begin() + 1, chain.end()));
@@ -210,19 +218,28 @@ class Pool {
   }
 
   void add(Source source, const Tokens& text, std::size_t i, int length) {
-    if (const auto context = ending(text, i, length)) stamps_[{source, *context}][text[i]] = ++now_;
+    const auto context = ending(text, i, length);
+    if (!context) return;
+    Entry& entry = entries_[{source, *context}][text[i]];
+    entry = {++now_, std::min(entry.times + 1, 8)};
   }
 
-  [[nodiscard]] std::vector<std::pair<std::uint64_t, Token>> newest_first(Source source, const Tokens& context) const {
-    std::vector<std::pair<std::uint64_t, Token>> entries;
-    if (const auto found = stamps_.find({source, context}); found != stamps_.end())
-      for (const auto& [token, stamp] : found->second) entries.emplace_back(stamp, token);
+  /// (stamp, token, times)
+  [[nodiscard]] std::vector<std::tuple<std::uint64_t, Token, int>> newest_first(Source source,
+                                                                                const Tokens& context) const {
+    std::vector<std::tuple<std::uint64_t, Token, int>> entries;
+    if (const auto found = entries_.find({source, context}); found != entries_.end())
+      for (const auto& [token, entry] : found->second) entries.emplace_back(entry.stamp, token, entry.times);
     std::sort(entries.rbegin(), entries.rend());
     return entries;
   }
 
+  struct Entry {
+    std::uint64_t stamp = 0;
+    int times = 0;
+  };
   std::uint64_t now_ = 0;
-  std::map<std::pair<Source, Tokens>, std::map<Token, std::uint64_t>> stamps_;
+  std::map<std::pair<Source, Tokens>, std::map<Token, Entry>> entries_;
   std::map<Tokens, std::map<int, Token>> recycled_;
 };
 

@@ -59,8 +59,8 @@ inline bool filed(Pool& pool, Source source, std::span<const Token> context, Tok
   lookahead::ContextHash hash;
   for (std::size_t i = context.size(); i-- > 0;) hash.push(static_cast<std::uint32_t>(context[i]));
   bool found = false;
-  pool.ref().for_each(lookahead::SerialTile{}, hash.value(), [&](Source s, int, int, std::uint32_t t, std::uint32_t) {
-    found = found || (s == source && t == static_cast<std::uint32_t>(token));
+  pool.ref().for_each(lookahead::SerialTile{}, hash.value(), [&](const lookahead::PoolFind& find) {
+    found = found || (find.source == source && find.token == static_cast<std::uint32_t>(token));
   });
   return found;
 }

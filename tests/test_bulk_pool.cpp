@@ -137,13 +137,12 @@ TEST_CASE_TEMPLATE("what is taken out and what is looked up are what the pool ho
       // As the pool itself gives them.
       const auto all = entries_under(entries, key, 32);
       std::size_t given = 0;
-      pool.ref().for_each(SerialTile{}, contexts[i],
-                          [&](Source source, int rank, int, std::uint32_t token, std::uint32_t stamp) {
-                            ++given;
-                            REQUIRE(std::ranges::any_of(all, [&](const PoolEntry& e) {
-                              return e.source() == source && e.rank() == rank && e.token == token && e.stamp == stamp;
-                            }));
-                          });
+      pool.ref().for_each(SerialTile{}, contexts[i], [&](const lookahead::PoolFind& find) {
+        ++given;
+        REQUIRE(std::ranges::any_of(all, [&](const PoolEntry& e) {
+          return e.source() == find.source && e.rank() == find.rank && e.token == find.token && e.stamp == find.stamp;
+        }));
+      });
       REQUIRE(given == all.size());
     }
   }

@@ -40,7 +40,9 @@ naive::Window counting_window(int w, int n, bool slides) {
   return window;
 }
 
-std::uint64_t flat(const Class& c, int, int) { return (certain >> 1) / static_cast<std::uint64_t>(c.rank + 1); }
+std::uint64_t flat(const Class& c, int, const naive::Seen&) {
+  return (certain >> 1) / static_cast<std::uint64_t>(c.rank + 1);
+}
 
 // Decoding with the naive parts: a window of (w, n), 0 columns for none, and growth to `rows` rows behind the window.
 struct NaiveDecoder {
@@ -221,7 +223,7 @@ TEST_CASE("the naive pool ranks by recency and recycles by rank") {
   naive::Pool pool;
   const Tokens text{1, 2, 1, 3, 1, 2, 5, 1};
   pool.add_text(text, text.size());
-  const auto by_class = [](const Class& c, int, int) {
+  const auto by_class = [](const Class& c, int, const naive::Seen&) {
     return (certain >> 8) * static_cast<std::uint64_t>(c.length * 16 - c.rank + (c.source == Source::text ? 0 : 100));
   };
   auto found = pool.candidates({1}, by_class, 0);
@@ -259,14 +261,16 @@ TEST_CASE("the naive pool ranks by recency and recycles by rank") {
   CHECK(found[0].token == 21);
   CHECK(found[1].token == 22);
 
-  using Scores = std::vector<std::tuple<Class, int, bool>>;
-  CHECK(pool.score({1}, 2, by_class, 0) == Scores{{{1, Source::text, 0}, 1, true}});
-  CHECK(pool.score({1}, 3, by_class, 0) == Scores{{{1, Source::text, 0}, 1, false}, {{1, Source::text, 1}, 1, true}});
-  CHECK(pool.score({1}, 4, by_class, 0) == Scores{{{1, Source::text, 0}, 1, false}, {{1, Source::text, 1}, 1, false}});
+  using Scores = std::vector<std::tuple<Class, naive::Seen, bool>>;
+  CHECK(pool.score({1}, 2, by_class, 0) == Scores{{{1, Source::text, 0}, {1, 2}, true}});
+  CHECK(pool.score({1}, 3, by_class, 0) ==
+        Scores{{{1, Source::text, 0}, {1, 2}, false}, {{1, Source::text, 1}, {1, 2}, true}});
+  CHECK(pool.score({1}, 4, by_class, 0) ==
+        Scores{{{1, Source::text, 0}, {1, 2}, false}, {{1, Source::text, 1}, {1, 2}, false}});
 
   // A set is cut to 16, and never promises more than certainty.
   for (int t = 100; t < 130; ++t) pool.add_text({50, t}, 1);
-  const auto sure = [](const Class&, int, int) { return 2 * certain; };
+  const auto sure = [](const Class&, int, const naive::Seen&) { return 2 * certain; };
   found = pool.candidates({50}, sure, 0);
   REQUIRE(found.size() == 16);
   CHECK(found[0].token == 129);

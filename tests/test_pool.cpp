@@ -36,19 +36,24 @@ using Found = std::vector<std::tuple<Source, int, Token>>;
 
 Found look_up(Pool& pool, std::uint64_t context) {
   std::vector<std::tuple<std::uint32_t, Source, int, Token>> all;
-  std::vector<std::pair<Source, int>> said;
-  pool.ref().for_each(SerialTile{}, context,
-                      [&](Source source, int rank, int rivals, std::uint32_t token, std::uint32_t stamp) {
-                        all.emplace_back(~stamp, source, rank, static_cast<Token>(token));
-                        said.emplace_back(source, rivals);
-                      });
-  for (const auto& [source, rivals] : said)
-    REQUIRE(rivals ==
-            (source == Source::recycled ? 0 : std::ranges::count(said, source, &std::pair<Source, int>::first) - 1));
+  pool.ref().for_each(SerialTile{}, context, [&](const PoolFind& find) {
+    all.emplace_back(~find.stamp, find.source, find.rank, static_cast<Token>(find.token));
+  });
   std::sort(all.begin(), all.end());
   Found found;
   for (const auto& [age, source, rank, token] : all) found.emplace_back(source, rank, token);
   return found;
+}
+
+/// How often the entries of a context were seen: (source, rank, seen, of), in order.
+using Counts = std::vector<std::tuple<Source, int, int, int>>;
+
+Counts counts_of(Pool& pool, const Tokens& context) {
+  Counts counts;
+  pool.ref().for_each(SerialTile{}, hash_of(context),
+                      [&](const PoolFind& find) { counts.emplace_back(find.source, find.rank, find.seen, find.of); });
+  std::ranges::sort(counts);
+  return counts;
 }
 
 /// Files `best` behind a context: one token, or for recycled entries the best ones.
@@ -83,9 +88,10 @@ class NaivePool {
       auto place = std::ranges::find_if(set, [&](const Entry& e) {
         return e.source == f.source && e.context == f.context && (recycled ? e.rank == rank : e.token == token);
       });
+      const int seen = place != set.end() && !recycled ? std::min(place->seen + 1, 8) : 1;
       if (place == set.end()) place = std::ranges::min_element(set, {}, &Entry::when);
       evictions += place->when > 0 && place->context != f.context ? 1 : 0;
-      *place = {f.context, f.source, rank, token, now_};
+      *place = {f.context, f.source, rank, token, now_, seen};
     }
   }
 
@@ -114,6 +120,22 @@ class NaivePool {
     return found;
   }
 
+  [[nodiscard]] Counts counts_of(const Tokens& context) const {
+    Counts counts;
+    for (const auto& [source, rank, token] : look_up(context)) {
+      int seen = 0, of = 0;
+      for (const auto& set : sets_)
+        for (const Entry& e : set) {
+          if (e.context != context || e.source != source) continue;
+          of += e.seen;
+          if (e.token == token && (source != Source::recycled || e.rank == rank)) seen = e.seen;
+        }
+      counts.emplace_back(source, rank, seen, source == Source::recycled ? 1 : of);
+    }
+    std::ranges::sort(counts);
+    return counts;
+  }
+
   long evictions = 0;  ///< entries that had to go for another context's
 
  private:
@@ -123,6 +145,7 @@ class NaivePool {
     int rank = 0;
     Token token = -1;
     std::uint64_t when = 0;
+    int seen = 0;
   };
   std::vector<std::array<Entry, 32>> sets_;
   std::uint64_t now_ = 0;
@@ -152,29 +175,35 @@ Filing random_filing(Random& random) {
 
 }  // namespace
 
-/// Lanes that another thread changes after their key was read.
+/// Another thread files the entry whose key is `key` three times between two reads of it.
 struct ChangingTile : SerialTile {
-  std::uint32_t match(const std::uint32_t* words, std::uint32_t mask, std::uint32_t key) const {
-    return mask == ~0U ? 0 : SerialTile::match(words, mask, key);
+  const std::uint32_t* key;
+  int* reads;
+  [[nodiscard]] std::uint32_t load(const std::uint32_t* word) const {
+    return SerialTile::load(word) + (word == key ? static_cast<std::uint32_t>((*reads)++) * 3 : 0);
   }
 };
 struct ChangingAccess : lookahead::PrivateAccess {
-  static ChangingTile words(const SerialTile&) { return {}; }
+  const std::uint32_t* key = nullptr;
+  int* reads = nullptr;
+  [[nodiscard]] ChangingTile words(const SerialTile& tile) const { return {tile, key, reads}; }
 };
 
-TEST_CASE("an entry that changes while it is read has no fewer than no rivals") {
-  Pool pool;
+TEST_CASE("an entry that changes while it is read was not seen more often than all of its context") {
+  Pool pool(32);
   file(pool, {{{1}, Source::text, {2}}});
   const auto own = pool.ref();
-  const lookahead::PoolRef<ChangingAccess> ref{own.sets, own.set_count, own.clock};
-  int seen = 0;
-  ref.for_each(SerialTile{}, hash_of({1}), [&](Source, int rank, int rivals, std::uint32_t token, std::uint32_t) {
-    CHECK(rank == 0);
-    CHECK(rivals == 0);
-    CHECK(token == 2);
-    ++seen;
+  int reads = 0, found = 0;
+  const lookahead::PoolRef<ChangingAccess> ref{own.sets, own.set_count, own.clock, {{}, &own.sets[0].key[0], &reads}};
+  ref.for_each(SerialTile{}, hash_of({1}), [&](const PoolFind& find) {
+    CHECK(find.rank == 0);
+    CHECK(find.seen == 4);
+    CHECK(find.of == 4);
+    CHECK(find.token == 2);
+    ++found;
   });
-  CHECK(seen == 1);
+  CHECK(found == 1);
+  CHECK(reads == 2);
 }
 
 TEST_CASE("the pool gives, ranks and forgets what the naive table does") {
@@ -213,7 +242,10 @@ TEST_CASE("the pool gives, ranks and forgets what the naive table does") {
           file(pool, batch);
           for (const Filing& f : batch) naive.file(f);
       }
-      for (const Tokens& context : contexts()) REQUIRE(look_up(pool, hash_of(context)) == naive.look_up(context));
+      for (const Tokens& context : contexts()) {
+        REQUIRE(look_up(pool, hash_of(context)) == naive.look_up(context));
+        REQUIRE(counts_of(pool, context) == naive.counts_of(context));
+      }
     }
     evictions += naive.evictions;
   }
@@ -308,6 +340,25 @@ TEST_CASE("text and window entries rank by recency, from the eighth on alike") {
                                              {Source::text, 7, 2},
                                              {Source::text, 7, 1},
                                              {Source::text, 7, 0}});
+}
+
+TEST_CASE("text and window entries are counted up to 8, and anew when they were forgotten") {
+  Pool pool(32);
+  for (int i = 0; i < 3; ++i) file(pool, Source::text, {5}, 1);
+  file(pool, Source::text, {5}, 2);
+  file(pool, Source::window, {5}, 1);
+  file(pool, {{{5}, Source::recycled, {10, 11}}});
+  file(pool, {{{5}, Source::recycled, {10, 11}}});
+  CHECK(counts_of(pool, {5}) == Counts{{Source::text, 0, 1, 4},
+                                       {Source::text, 1, 3, 4},
+                                       {Source::window, 0, 1, 1},
+                                       {Source::recycled, 0, 1, 1},
+                                       {Source::recycled, 1, 1, 1}});
+  for (int i = 0; i < 20; ++i) file(pool, Source::text, {5}, 2);
+  CHECK(counts_of(pool, {5})[0] == std::tuple(Source::text, 0, 8, 11));
+  for (Token t = 100; t < 132; ++t) file(pool, Source::text, {t}, t);
+  file(pool, Source::text, {5}, 2);
+  CHECK(counts_of(pool, {5}) == Counts{{Source::text, 0, 1, 1}});
 }
 
 TEST_CASE("a recycled entry replaces the one of its rank") {

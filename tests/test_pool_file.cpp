@@ -69,8 +69,8 @@ using Found = std::vector<std::tuple<Source, int, Token>>;
 template <class Ref>
 Found look_up(const Ref& pool, const Tokens& context) {
   Found found;
-  pool.for_each(SerialTile{}, hash_of(context), [&](Source source, int rank, int, std::uint32_t token, std::uint32_t) {
-    found.emplace_back(source, rank, static_cast<Token>(token));
+  pool.for_each(SerialTile{}, hash_of(context), [&](const lookahead::PoolFind& find) {
+    found.emplace_back(find.source, find.rank, static_cast<Token>(find.token));
   });
   std::ranges::sort(found);
   return found;
@@ -253,7 +253,7 @@ TEST_CASE("hostile files are refused with their fault, their value, the limit an
   refused(changed(8, 0x04030201U), Fault::byte_order,
           "has the byte order 0x0000000004030201, not 0x0000000001020304: build the pool on a machine like this one");
   refused(changed(12, 7U), Fault::version,
-          "has version 7 of the format, and version 1 can be read: build the pool again");
+          "has version 7 of the format, and version 2 can be read: build the pool again");
   refused(changed(16, std::uint64_t{0xABCE}), Fault::tokenizer,
           "belongs to the tokenizer 0x000000000000abce, not to 0x000000000000abcd: build a pool with this model's "
           "tokenizer");

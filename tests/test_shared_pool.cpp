@@ -44,8 +44,8 @@ constexpr std::size_t any_token = std::size_t{1} << 32;
 /// What a context gives.
 std::vector<std::tuple<Source, int, Token>> look_up(const PoolRef<SharedAccess>& pool, const Tokens& context) {
   std::vector<std::tuple<Source, int, Token>> found;
-  pool.for_each(SerialTile{}, hash_of(context), [&](Source source, int rank, int, std::uint32_t token, std::uint32_t) {
-    found.emplace_back(source, rank, static_cast<Token>(token));
+  pool.for_each(SerialTile{}, hash_of(context), [&](const lookahead::PoolFind& find) {
+    found.emplace_back(find.source, find.rank, static_cast<Token>(find.token));
   });
   return found;
 }

@@ -65,20 +65,20 @@ struct Calibration {
 
 /// The estimate of each class: the chance that a candidate is the next token, *given that no better candidate was*, at
 /// the end of a run: so many tokens in a row were the best candidate of their place. Runs count because right guesses
-/// come in longer ones than independent chances would give. An estimate is for an entry without rivals; a text or
-/// window entry that shares its context with others of its source gets a part of it, the same for all classes
-/// (docs/decisions.md has the figures of both). Probabilities are unsigned Q0.32. Trivial, so that it may lie in shared
-/// memory; call `reset` first.
+/// come in longer ones than independent chances would give. An estimate is for an entry that was seen once, alone; how
+/// often an entry was seen, of all that its source has seen behind its context, gives it more or less, the same for all
+/// classes (docs/decisions.md has the figures of both). Probabilities are unsigned Q0.32. Trivial, so that it may lie
+/// in shared memory; call `reset` first.
 struct Estimates {
   /// Observations that a start value is worth, and the weight of those at which counts are halved, so that old ones
   /// fade.
   static constexpr std::uint32_t start_weight = 8, halve_at = 400;
   static constexpr std::uint32_t unit = 256;  ///< counts per observation: halving keeps fractions
   static constexpr std::uint32_t max_probability = 0xFFFF0000U;
-  static constexpr int run_class_count = 4, longest_run = 6, most_rivals = 3;
+  static constexpr int run_class_count = 4, longest_run = 6;
   static constexpr std::uint32_t run_weight = 3;  ///< observations that a class is worth to what it is in a run
 
-  /// Hits, and what was tried, by its weight, in 1/256 of an observation. Among rivals, hits may exceed it.
+  /// Hits, and what was tried, by its share, in 1/256 of an observation. Hits may exceed it.
   struct Count {
     std::uint32_t hits, trials;
 
@@ -115,16 +115,27 @@ struct Estimates {
     update(c);
   }
 
-  /// The estimate of an entry with so many rivals. Precondition: 0 <= rivals <= most_rivals, which stands for more.
-  [[nodiscard]] static LOOKAHEAD_HD constexpr std::uint32_t among(std::uint32_t probability, int rivals) {
-    return static_cast<std::uint32_t>(std::uint64_t{probability} * share(rivals) / unit);
+  /// What an entry gets of its class's estimate, in 1/256, 1 to `max_share`: it was seen `seen` times, all entries of
+  /// its context and source `of` times. By absolute discounting (Ney, Essen and Kneser, 1994) of half an observation,
+  /// as a part of what one gets that was seen once, alone; of what goes beyond, 3/8, since a text repeats itself.
+  /// Precondition: 1 <= seen <= of <= 256.
+  [[nodiscard]] static LOOKAHEAD_HD constexpr std::uint32_t share(int seen, int of) {
+    const std::uint32_t s = unit * static_cast<std::uint32_t>(2 * seen - 1) / static_cast<std::uint32_t>(of);
+    return s <= unit ? s : unit + (s - unit) * 3 / 8;
+  }
+  static constexpr std::uint32_t max_share = 340;  ///< of an entry that was seen 8 times, alone
+
+  /// The estimate of an entry with such a share.
+  [[nodiscard]] static LOOKAHEAD_HD constexpr std::uint32_t with_share(std::uint32_t probability, std::uint32_t share) {
+    const std::uint64_t p = std::uint64_t{probability} * share / unit;
+    return p < max_probability ? static_cast<std::uint32_t>(p) : max_probability;
   }
 
-  /// Counts one observation of class `c` at the end of `run`; it weighs the part that its rivals leave. `update` takes
-  /// it into the estimates.
-  LOOKAHEAD_HD constexpr void count(CandidateClass c, int run, int rivals, bool hit) {
-    all[c.id].add(hit, share(rivals));
-    in_run[run_class(run)][c.id].add(hit, share(rivals));
+  /// Counts one observation of class `c` at the end of `run`; it weighs as much as its share. `update` takes it into
+  /// the estimates.
+  LOOKAHEAD_HD constexpr void count(CandidateClass c, int run, std::uint32_t share, bool hit) {
+    all[c.id].add(hit, share);
+    in_run[run_class(run)][c.id].add(hit, share);
   }
 
   /// Sets the estimates of a class, by what was counted. A class in a run starts from what the class is in all of them.
@@ -146,12 +157,6 @@ struct Estimates {
                       : c.source() == Source::window ? 51 + 26 * (length < 3 ? length : 3)
                                                      : 64 + 13 * (length < 2 ? length : 2);
     return static_cast<std::uint32_t>(first * 2 / (2 + 3 * c.rank()));
-  }
-
- private:
-  /// What rivals leave of an estimate, in 1/256.
-  [[nodiscard]] static LOOKAHEAD_HD constexpr std::uint32_t share(int rivals) {
-    return rivals == 0 ? unit : rivals == 1 ? 170 : rivals == 2 ? 140 : 120;
   }
 };
 

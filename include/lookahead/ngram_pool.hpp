@@ -54,11 +54,22 @@ LOOKAHEAD_HD int hash_contexts(const Back& back, std::uint64_t* out) {
 }
 
 /// 32 slots as planes, so that 32 lanes read a plane as one 128-byte line. A key is the fingerprint of a context (27
-/// bits), the source (2) and, for recycled entries, the rank (3). A slot whose stamp is at or below the floor is empty.
+/// bits), the source (2), and in the last three bits, for recycled entries the rank, for others how often they were
+/// filed beyond the first time, at most 7. A slot whose stamp is at or below the floor is empty.
 struct alignas(128) PoolSet {
   static constexpr int slots = 32;
-  static constexpr std::uint32_t fingerprint_mask = ~31U;
+  static constexpr std::uint32_t fingerprint_mask = ~31U, last_bits = 7;
   std::uint32_t key[slots], token[slots], stamp[slots];
+};
+
+/// What a look-up finds.
+struct PoolFind {
+  Source source;
+  int rank;  ///< of recycled entries the one they were filed with, of others their recency among those of the context
+             ///< and source: 0 for the newest, at most 7
+  int seen;  ///< how often the entry was filed, at most 8; recycled entries: 1
+  int of;    ///< the sum of `seen` over all entries of the context and source; recycled entries: 1
+  std::uint32_t token, stamp;
 };
 
 /// One thing to file: `count` tokens behind the context with hash `context`. Text and window: one token. Recycled: the
@@ -131,8 +142,9 @@ struct PoolRef {
   }
 
   /// Files one thing with a stamp that is newer than all others. Entries are equal when context, source and token are
-  /// (for recycled entries: context, source and rank). An equal entry gets the new stamp, else an empty slot is taken,
-  /// the first one, so that a pool that was reset fills as a new one does; else the oldest entry of the set goes. O(1).
+  /// (for recycled entries: context, source and rank). An equal entry gets the new stamp and is counted, else an empty
+  /// slot is taken, the first one, so that a pool that was reset fills as a new one does; else the oldest entry of the
+  /// set goes. O(1).
   LOOKAHEAD_GROUP_FN template <class Tile>
   LOOKAHEAD_HD void insert(const Tile& tile, const PoolInsert& what, std::uint32_t stamp) const {
     const std::uint64_t context = access.place(what.context);
@@ -143,10 +155,14 @@ struct PoolRef {
     std::uint32_t full = words.greater(set.stamp, words.load(&clock->floor));
     for (int rank = 0; rank < what.count; ++rank) {
       const bool recycled = what.source == Source::recycled;
-      const std::uint32_t k = key(context, what.source, recycled ? rank : 0);
-      std::uint32_t same = words.match(set.key, ~0U, k) & full;
+      std::uint32_t k = key(context, what.source, recycled ? rank : 0);
+      std::uint32_t same = words.match(set.key, recycled ? ~0U : ~PoolSet::last_bits, k) & full;
       if (same != 0 && !recycled) same &= words.match(set.token, ~0U, what.token[rank]);
       const int lane = same != 0 ? detail::lowest(same) : full != ~0U ? detail::lowest(~full) : words.oldest(set.stamp);
+      if (same != 0 && !recycled) {
+        const std::uint32_t more = words.load(&set.key[lane]) & PoolSet::last_bits;
+        k |= more < PoolSet::last_bits ? more + 1 : more;
+      }
       full |= 1U << lane;
       words.store(&set.key[lane], k);
       words.store(&set.token[lane], what.token[rank]);
@@ -155,26 +171,35 @@ struct PoolRef {
     access.leave(which);
   }
 
-  /// Calls visit(source, rank, rivals, token, stamp) for every entry of a context. The rank of text and window entries
-  /// is their recency among the entries of that context and source, 0 for the newest, at most 7; their rivals are the
-  /// others of these entries. Recycled entries have none. O(1).
+  /// Calls visit(find), a `PoolFind`, for every entry of a context. O(1).
   LOOKAHEAD_GROUP_FN template <class Tile, class Visit>
   LOOKAHEAD_HD void for_each(const Tile& tile, std::uint64_t context, Visit&& visit) const {
     const std::uint64_t placed = access.place(context);
     const PoolSet& set = sets[index(placed)];
-    const std::uint32_t found = access.words(tile).match(
-        set.key, PoolSet::fingerprint_mask, static_cast<std::uint32_t>(placed) & PoolSet::fingerprint_mask);
-    visit_lanes(tile, set, found,
-                [&](std::uint32_t key, int rank, int rivals, std::uint32_t token, std::uint32_t stamp) {
-                  visit(static_cast<Source>(key >> 3 & 3), rank, rivals, token, stamp);
-                });
+    const auto& words = access.words(tile);
+    const std::uint32_t lanes = words.match(set.key, PoolSet::fingerprint_mask,
+                                            static_cast<std::uint32_t>(placed) & PoolSet::fingerprint_mask) &
+                                words.greater(set.stamp, words.load(&clock->floor));
+    std::uint64_t sums = 0;  // 16 bits a source
+    for (std::uint32_t left = lanes; left != 0; left &= left - 1) {
+      const std::uint32_t k = words.load(&set.key[detail::lowest(left)]);
+      sums += std::uint64_t{1 + (k & PoolSet::last_bits)} << (k >> 3 & 3) * 16;
+    }
+    visit_lanes(tile, set, lanes, [&](std::uint32_t k, int rank, std::uint32_t token, std::uint32_t stamp) {
+      const auto source = static_cast<Source>(k >> 3 & 3);
+      const bool counted = source != Source::recycled;
+      const int seen = counted ? 1 + static_cast<int>(k & PoolSet::last_bits) : 1;
+      const int sum = counted ? static_cast<int>(sums >> (k >> 3 & 3) * 16 & 0xFFFF) : 1;
+      // Another thread may have changed the set meanwhile.
+      visit(PoolFind{source, rank, seen, sum > seen ? sum : seen, token, stamp});
+    });
   }
 
-  /// Calls visit(key, rank, rivals, token, stamp) for every entry of set number `set`; see PoolSet and `for_each`.
-  /// O(1).
+  /// Calls visit(key, rank, token, stamp) for every entry of set number `set`; see PoolSet and PoolFind. O(1).
   LOOKAHEAD_GROUP_FN template <class Tile, class Visit>
   LOOKAHEAD_HD void for_each_in(const Tile& tile, std::uint32_t set, Visit&& visit) const {
-    visit_lanes(tile, sets[set], ~0U, visit);
+    const auto& words = access.words(tile);
+    visit_lanes(tile, sets[set], words.greater(sets[set].stamp, words.load(&clock->floor)), visit);
   }
 
   /// Files `count` things in order, by all threads of the group; a set belongs to one tile, which keeps the order.
@@ -205,22 +230,21 @@ struct PoolRef {
   }
 
  private:
+  // `lanes`: full ones, and with each all that share its context.
   LOOKAHEAD_GROUP_FN template <class Tile, class Visit>
   LOOKAHEAD_HD void visit_lanes(const Tile& tile, const PoolSet& set, std::uint32_t lanes, const Visit& visit) const {
     const auto& words = access.words(tile);
-    const std::uint32_t live = words.greater(set.stamp, words.load(&clock->floor));
-    for (lanes &= live; lanes != 0; lanes &= lanes - 1) {
-      const int lane = detail::lowest(lanes);
+    for (std::uint32_t left = lanes; left != 0; left &= left - 1) {
+      const int lane = detail::lowest(left);
       const std::uint32_t stamp = words.load(&set.stamp[lane]), k = words.load(&set.key[lane]);
-      int rank = static_cast<int>(k & 7), rivals = 0;
+      int rank = static_cast<int>(k & PoolSet::last_bits);
       if (static_cast<Source>(k >> 3 & 3) != Source::recycled) {
-        const std::uint32_t same = words.match(set.key, ~0U, k) & live;
+        const std::uint32_t same = words.match(set.key, ~PoolSet::last_bits, k & ~PoolSet::last_bits) & lanes;
         const int newer = detail::count_of(same & words.greater(set.stamp, stamp));
         rank = newer < 7 ? newer : 7;
-        rivals = detail::count_of(same & ~(1U << lane));  // another thread may have changed this slot meanwhile
       }
       const std::uint32_t token = words.load(&set.token[lane]);
-      if (access.admits(token)) visit(k, rank, rivals, token, stamp);
+      if (access.admits(token)) visit(k, rank, token, stamp);
     }
   }
   [[nodiscard]] LOOKAHEAD_HD std::uint32_t index(std::uint64_t placed) const {

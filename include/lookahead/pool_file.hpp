@@ -75,7 +75,7 @@ struct PoolFileHeader {
   static constexpr std::array<char, 8> its_magic{'l', 'o', 'o', 'k', 'p', 'o', 'o', 'l'};
   static constexpr std::uint32_t its_byte_order = 0x01020304;
   /// Goes up with each change of the layout, of the hash of a context, or of the lengths of contexts.
-  static constexpr std::uint32_t its_version = 1;
+  static constexpr std::uint32_t its_version = 2;
 
   std::array<char, 8> magic = its_magic;
   std::uint32_t byte_order = its_byte_order, version = its_version;

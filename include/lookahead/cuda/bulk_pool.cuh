@@ -355,9 +355,10 @@ struct LookUp {
     PoolEntry* const row = entries + i * static_cast<std::uint64_t>(width);
     const std::uint64_t context = PoolEntry::context_key(pool, contexts[i]);
     int n = 0;
-    pool.for_each(tile, contexts[i], [&](Source source, int rank, int, std::uint32_t token, std::uint32_t stamp) {
-      const std::uint64_t key = context | static_cast<std::uint64_t>(source) << 3 | static_cast<std::uint64_t>(rank);
-      if (tile.leads()) n = add_sorted(row, n, width, {key, token, stamp});
+    pool.for_each(tile, contexts[i], [&](const PoolFind& find) {
+      const std::uint64_t key =
+          context | static_cast<std::uint64_t>(find.source) << 3 | static_cast<std::uint64_t>(find.rank);
+      if (tile.leads()) n = add_sorted(row, n, width, {key, find.token, find.stamp});
     });
     if (tile.leads()) counts[i] = n;
   }
@@ -394,8 +395,9 @@ struct ExportSet {
     PoolEntry* const out = entries + (set > 0 ? ends[set - 1] : 0U);
     int n = 0;
     pool.for_each_in(tile, static_cast<std::uint32_t>(set),
-                     [&](std::uint32_t key, int rank, int, std::uint32_t token, std::uint32_t stamp) {
-                       const std::uint64_t full = set << 32 | (key & ~7U) | static_cast<std::uint32_t>(rank);
+                     [&](std::uint32_t key, int rank, std::uint32_t token, std::uint32_t stamp) {
+                       const std::uint64_t full =
+                           set << 32 | (key & ~PoolSet::last_bits) | static_cast<std::uint32_t>(rank);
                        if (tile.leads()) n = add_sorted(out, n, PoolSet::slots, {full, token, stamp});
                      });
   }

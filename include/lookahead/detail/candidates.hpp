@@ -10,24 +10,26 @@
 namespace lookahead::detail {
 
 /// The best 16 candidates of a row, best first, each token once. The order: estimate descending, context length
-/// descending, source, rank, token. The rivals of a class are equal in one list.
+/// descending, source, rank, share, token.
 struct CandidateList {
-  static constexpr int capacity = 16;
-  std::uint64_t order[capacity];  ///< estimate, a class whose last five bits are inverted, rivals
+  static constexpr int capacity = 16, share_bits = 9;
+  static_assert(Estimates::max_share < 1U << share_bits);
+  std::uint64_t order[capacity];  ///< estimate, a class whose last five bits are inverted, share
   std::uint32_t token[capacity];
   std::int32_t count;
 
   [[nodiscard]] LOOKAHEAD_HD std::uint32_t estimate(int i) const { return static_cast<std::uint32_t>(order[i] >> 32); }
   [[nodiscard]] LOOKAHEAD_HD CandidateClass candidate_class(int i) const {
-    return {static_cast<std::uint8_t>((order[i] >> 2 & 0xFFU) ^ 31U)};
+    return {static_cast<std::uint8_t>((order[i] >> share_bits & 0xFFU) ^ 31U)};
   }
-  /// At most `Estimates::most_rivals`.
-  [[nodiscard]] LOOKAHEAD_HD int rivals(int i) const { return static_cast<int>(order[i] & 3U); }
+  /// See `Estimates::share`.
+  [[nodiscard]] LOOKAHEAD_HD std::uint32_t share(int i) const {
+    return static_cast<std::uint32_t>(order[i]) & ((1U << share_bits) - 1);
+  }
 
-  /// Adds a candidate. A token that is known already keeps its better place. Precondition: rivals <= most_rivals.
-  LOOKAHEAD_HD void add(std::uint32_t estimate, CandidateClass c, int rivals, std::uint32_t t) {
-    static_assert(Estimates::most_rivals == 3);
-    const std::uint64_t o = std::uint64_t{estimate} << 32 | (c.id ^ 31U) << 2 | (static_cast<unsigned>(rivals) & 3U);
+  /// Adds a candidate. A token that is known already keeps its better place.
+  LOOKAHEAD_HD void add(std::uint32_t estimate, CandidateClass c, std::uint32_t share, std::uint32_t t) {
+    const std::uint64_t o = std::uint64_t{estimate} << 32 | (c.id ^ 31U) << share_bits | share;
     int i = 0;
     while (i < count && token[i] != t) ++i;
     if (i < count) {
@@ -72,7 +74,7 @@ LOOKAHEAD_HD int context_hashes(const RowToken* tokens, const std::int32_t* pare
       out);
 }
 
-/// The candidates that the given contexts offer. `rate(class, rivals, stamp)` is the estimate of one, 0 leaves it out;
+/// The candidates that the given contexts offer. `rate(class, share, stamp)` is the estimate of one, 0 leaves it out;
 /// `rate.wants(i)` may be false where it would leave out all that contexts[i] offers. The list is written, and may be
 /// read, by the lane that leads.
 LOOKAHEAD_GROUP_FN template <class Tile, class Pool, class Rate>
@@ -83,13 +85,11 @@ LOOKAHEAD_HD void collect(const Tile& tile, const Pool& pool, const std::uint64_
     if (rate.wants(i)) pool.prefetch(tile, contexts[i]);
   for (int i = 0; i < count; ++i) {
     if (!rate.wants(i)) continue;
-    pool.for_each(tile, contexts[i],
-                  [&](Source source, int rank, int rivals, std::uint32_t token, std::uint32_t stamp) {
-                    const CandidateClass c = CandidateClass::of(i, source, rank);
-                    rivals = rivals < Estimates::most_rivals ? rivals : Estimates::most_rivals;
-                    const std::uint32_t rated = rate(c, rivals, stamp);
-                    if (rated != 0 && tile.leads()) list.add(rated, c, rivals, token);
-                  });
+    pool.for_each(tile, contexts[i], [&](const PoolFind& find) {
+      const CandidateClass c = CandidateClass::of(i, find.source, find.rank);
+      const std::uint32_t share = Estimates::share(find.seen, find.of), rated = rate(c, share, find.stamp);
+      if (rated != 0 && tile.leads()) list.add(rated, c, share, find.token);
+    });
   }
 }
 

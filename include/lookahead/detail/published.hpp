@@ -38,7 +38,7 @@ struct RateNewest {
   [[nodiscard]] LOOKAHEAD_HD bool wants(int i) const {
     return i == longest(Source::text) || i == longest(Source::window);
   }
-  [[nodiscard]] LOOKAHEAD_HD std::uint32_t operator()(CandidateClass c, int, std::uint32_t stamp) const {
+  [[nodiscard]] LOOKAHEAD_HD std::uint32_t operator()(CandidateClass c, std::uint32_t, std::uint32_t stamp) const {
     return c.source() == Source::recycled || c.length_index() != longest(c.source()) ? 0U : stamp;
   }
 };

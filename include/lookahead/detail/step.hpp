@@ -340,8 +340,8 @@ LOOKAHEAD_HD void resolve(const Gr& g, StepState<W, N, G, Token>& s, const Token
 struct RateAll {
   const std::uint32_t* probability;
   [[nodiscard]] LOOKAHEAD_HD bool wants(int) const { return true; }
-  [[nodiscard]] LOOKAHEAD_HD std::uint32_t operator()(CandidateClass c, int rivals, std::uint32_t) const {
-    return Estimates::among(probability[c.id], rivals);
+  [[nodiscard]] LOOKAHEAD_HD std::uint32_t operator()(CandidateClass c, std::uint32_t share, std::uint32_t) const {
+    return Estimates::with_share(probability[c.id], share);
   }
 };
 
@@ -377,7 +377,7 @@ LOOKAHEAD_HD void apply(const Gr& g, StepState<W, N, G, Token>& s, const Pool& p
         for (int k = 0; k < a.list[i].count; ++k) {
           const bool hit = a.list[i].token[k] == static_cast<std::uint32_t>(s.selected[i]);
           const CandidateClass c = a.list[i].candidate_class(k);
-          s.estimates.count(c, s.notes.run[s.path[root + i]], a.list[i].rivals(k), hit);
+          s.estimates.count(c, s.notes.run[s.path[root + i]], a.list[i].share(k), hit);
           a.scored[c.id / 32] |= 1U << (c.id % 32);
           if (hit) break;
         }
