@@ -33,7 +33,7 @@ TEST_CASE("weights decode to the numbers that the file format defines") {
           encode_row(type, normal_numbers(random, n).data(), n, data.data() + r * stride);
         const Matrix matrix{data.data(), stride, type, 3, columns};
         for (int r = 0; r < 3; ++r) {
-          std::vector<float> out(n), expected(n);
+          std::vector<float> out(padded(columns)), expected(n);
           kernels->decode(matrix, r, out.data());
           decode_row(type, data.data() + static_cast<std::size_t>(r) * stride, n, expected.data());
           for (std::size_t i = 0; i < n; ++i) {
@@ -49,7 +49,7 @@ TEST_CASE("weights decode to the numbers that the file format defines") {
         std::uint16_t pattern[8];
         for (std::uint32_t i = 0; i < 8; ++i) pattern[i] = static_cast<std::uint16_t>(bits + i);
         const auto* const row = reinterpret_cast<const std::byte*>(pattern);
-        float out[8], expected[8];
+        float out[32], expected[8];
         kernels->decode({row, sizeof pattern, type, 1, 8}, 0, out);
         decode_row(type, row, 8, expected);
         for (int i = 0; i < 8; ++i) REQUIRE((out[i] == expected[i] || std::isnan(expected[i])));
@@ -62,27 +62,40 @@ TEST_CASE("products do not depend on the other rows and outputs of a call") {
   for (const Kernels* kernels : available_kernels())
     for (const WeightType type :
          {WeightType::f32, WeightType::f16, WeightType::bf16, WeightType::q8_0, WeightType::q4_0, WeightType::q4_1})
-      for (const int columns : {32, 1056, 45}) {
+      for (const int columns : {32, 1056, 45, 4128}) {
         if (columns % 32 != 0 && block_numbers(type) > 1) continue;
         INFO(kernels->name, " ", weight_type_name(type), " ", columns);
-        constexpr int outputs = 21, most = 200;
+        constexpr int outputs = 21;
+        const int most = columns < 4000 ? 200 : 20;
         const std::size_t n = static_cast<std::size_t>(columns), stride = row_bytes(type, n), ldx = padded(columns);
         std::vector<std::byte> data(outputs * stride);
         for (std::size_t o = 0; o < outputs; ++o)
           encode_row(type, normal_numbers(random, n).data(), n, data.data() + o * stride);
         const Matrix matrix{data.data(), stride, type, outputs, columns};
-        std::vector<float> x(most * ldx);
-        for (std::size_t r = 0; r < most; ++r)
+        std::vector<float> x(static_cast<std::size_t>(most) * ldx);
+        for (std::size_t r = 0; r < static_cast<std::size_t>(most); ++r)
           std::copy_n(normal_numbers(random, n).begin(), n, x.begin() + static_cast<std::ptrdiff_t>(r * ldx));
-        std::vector<float> alone(most * outputs);
-        for (std::size_t r = 0; r < most; ++r)
+        std::vector<float> alone(static_cast<std::size_t>(most * outputs));
+        for (std::size_t r = 0; r < static_cast<std::size_t>(most); ++r)
           for (int o = 0; o < outputs; ++o)
             kernels->multiply(matrix, o, o + 1, x.data() + r * ldx, ldx, 1, alone.data() + r * outputs, outputs);
+        std::vector<float> weights(n);
+        for (std::size_t o = 0; o < outputs; ++o) {
+          decode_row(type, data.data() + o * stride, n, weights.data());
+          double sum = 0, magnitude = 0;
+          for (std::size_t i = 0; i < n; ++i) {
+            const double product = static_cast<double>(weights[i]) * static_cast<double>(x[i]);
+            sum += product;
+            magnitude += std::abs(product);
+          }
+          REQUIRE(std::abs(static_cast<double>(alone[o]) - sum) <= 1e-5 * magnitude);
+        }
         for (const int rows : {1, 2, 3, 4, 5, 6, 8, 13, 16, 17, 64, 95, 96, 97, 98, 99, 100, 193, 200}) {
+          if (rows > most) continue;
           const int first = static_cast<int>(random() % outputs),
                     skipped = static_cast<int>(random() % static_cast<unsigned>(most - rows + 1));
           const float untouched = -12345;
-          std::vector<float> y(most * outputs, untouched);
+          std::vector<float> y(alone.size(), untouched);
           kernels->multiply(matrix, first, outputs, x.data() + static_cast<std::size_t>(skipped) * ldx, ldx, rows,
                             y.data(), outputs);
           for (int r = 0; r < most; ++r)

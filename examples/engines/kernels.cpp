@@ -30,11 +30,11 @@ namespace lookahead::engines {
 namespace {
 
 #if defined(__AVX512F__)
-constexpr int lanes = 16, most_sums = 24, most_rows = 8, direct_rows = 16, summed = 8;
+constexpr int lanes = 16, most_sums = 24, most_rows = 8, summed = 8;
 #elif defined(__AVX2__)
-constexpr int lanes = 8, most_sums = 12, most_rows = 6, direct_rows = 6, summed = 4;
+constexpr int lanes = 8, most_sums = 12, most_rows = 6, summed = 4;
 #else
-constexpr int lanes = 4, most_sums = 12, most_rows = 6, direct_rows = 6, summed = 4;
+constexpr int lanes = 4, most_sums = 12, most_rows = 6, summed = 4;
 #endif
 constexpr int vectors = block_size / lanes;  ///< of a block
 
@@ -97,26 +97,20 @@ LOOKAHEAD_INLINE F nibbles(const std::byte* from, int half, Map map) {
   const __m512i q = _mm512_cvtepu8_epi32(load<__m128i>(from));
   return _mm512_permutexvar_ps(half == 0 ? q : _mm512_srli_epi32(q, 4), map(values));  // reads the low four bits
 }
-/// The numbers in half precision at `from` and behind it, in turns.
-LOOKAHEAD_INLINE F half_pairs(const std::byte* from) {
-  return _mm512_cvtph_ps(_mm256_set1_epi32(load<std::int32_t>(from)));
-}
-LOOKAHEAD_INLINE F even_lanes(F a) { return _mm512_moveldup_ps(a); }
-LOOKAHEAD_INLINE F odd_lanes(F a) { return _mm512_movehdup_ps(a); }
 
 /// out[i] = the sum of the lanes of a[i].
 LOOKAHEAD_INLINE void sum_lanes(const F* a, float* out) {
   const auto fold = [](__m512 x, __m512 y) -> __m512 {  // the 128-bit parts of both, halved in number
-    return _mm512_shuffle_f32x4(x, y, 0x44) + _mm512_shuffle_f32x4(x, y, 0xEE);
+    return _mm512_mask_blend_ps(0xFF00, x, y) + _mm512_shuffle_f32x4(x, y, 0x4E);
   };
   const auto fold_neighbours = [](__m512 x, __m512 y) -> __m512 {
     return _mm512_shuffle_f32x4(x, y, 0x88) + _mm512_shuffle_f32x4(x, y, 0xDD);
   };
   const __m512 p = fold_neighbours(fold(a[0], a[1]), fold(a[2], a[3]));  // part i: four partial sums of a[i]
   const __m512 q = fold_neighbours(fold(a[4], a[5]), fold(a[6], a[7]));
-  const __m512 pairs = _mm512_unpacklo_ps(p, q) + _mm512_unpackhi_ps(p, q);
-  const __m512 sums = pairs + _mm512_permute_ps(pairs, 0x4E);  // part i: a[i], a[i + 4], and again
-  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 0, 0, 0, 0, 0, 0, 0, 0);
+  const __m512 pairs = _mm512_mask_blend_ps(0xCCCC, p, q) + _mm512_shuffle_ps(p, q, 0x4E);
+  const __m512 sums = pairs + _mm512_permute_ps(pairs, 0xB1);  // part i: a[i] twice, a[i + 4] twice
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 2, 6, 10, 14, 0, 0, 0, 0, 0, 0, 0, 0);
   _mm256_storeu_ps(out, _mm512_castps512_ps256(_mm512_permutexvar_ps(order, sums)));
 }
 
@@ -141,12 +135,6 @@ LOOKAHEAD_INLINE F nibbles(const std::byte* from, int i, Map map) {
   const __m256i low = i < 2 ? _mm256_and_si256(q, _mm256_set1_epi32(15)) : _mm256_srli_epi32(q, 4);
   return map(_mm256_cvtepi32_ps(low));
 }
-/// The numbers in half precision at `from` and behind it, in turns.
-LOOKAHEAD_INLINE F half_pairs(const std::byte* from) {
-  return _mm256_cvtph_ps(_mm_set1_epi32(load<std::int32_t>(from)));
-}
-LOOKAHEAD_INLINE F even_lanes(F a) { return _mm256_moveldup_ps(a); }
-LOOKAHEAD_INLINE F odd_lanes(F a) { return _mm256_movehdup_ps(a); }
 LOOKAHEAD_INLINE void sum_lanes(const F* a, float* out) {
   const __m256 s = _mm256_hadd_ps(_mm256_hadd_ps(a[0], a[1]), _mm256_hadd_ps(a[2], a[3]));
   _mm_storeu_ps(out, _mm256_castps256_ps128(s) + _mm256_extractf128_ps(s, 1));
@@ -179,275 +167,246 @@ LOOKAHEAD_INLINE F nibbles(const std::byte* from, int i, Map map) {
   const B both = load<B>(from + i % 4 * lanes);
   return map(__builtin_convertvector(i < 4 ? both & 15 : both >> 4, F));
 }
-/// The numbers in half precision at `from` and behind it, in turns.
-LOOKAHEAD_INLINE F half_pairs(const std::byte* from) {
-  const float d = half(from), m = half(from + 2);
-  return F{d, m, d, m};
-}
-LOOKAHEAD_INLINE F even_lanes(F a) { return F{a[0], a[0], a[2], a[2]}; }
-LOOKAHEAD_INLINE F odd_lanes(F a) { return F{a[1], a[1], a[3], a[3]}; }
 LOOKAHEAD_INLINE void sum_lanes(const F* a, float* out) {
   for (int i = 0; i < summed; ++i) out[i] = (a[i][0] + a[i][2]) + (a[i][1] + a[i][3]);
 }
 
 #endif
 
-// ---- weight types: 32 numbers take `bytes` bytes; `vector` gives the i-th vector of them ----
+// ---- weight types: 32 numbers take `bytes` bytes, `scales` numbers in half precision in front of the others; `vector`
+// gives the i-th vector of them ----
 
-struct Scale {
-  F d, m;
+struct F32 {
+  static constexpr int bytes = 128, scales = 0;
+  LOOKAHEAD_INLINE static F vector(const std::byte* from, int i, const float*) { return load<F>(from + 4 * lanes * i); }
 };
-
-struct Plain {
-  static constexpr bool packed = false;
-  LOOKAHEAD_INLINE static Scale scale(const std::byte*) { return Scale(); }
+struct F16 {
+  static constexpr int bytes = 64, scales = 0;
+  LOOKAHEAD_INLINE static F vector(const std::byte* from, int i, const float*) { return halves(from + 2 * lanes * i); }
 };
-struct F32 : Plain {
-  static constexpr std::size_t bytes = 128;
-  LOOKAHEAD_INLINE static F vector(const std::byte* from, int i, const Scale&) { return load<F>(from + 4 * lanes * i); }
+struct BF16 {
+  static constexpr int bytes = 64, scales = 0;
+  LOOKAHEAD_INLINE static F vector(const std::byte* from, int i, const float*) { return bfloats(from + 2 * lanes * i); }
 };
-struct F16 : Plain {
-  static constexpr std::size_t bytes = 64;
-  LOOKAHEAD_INLINE static F vector(const std::byte* from, int i, const Scale&) { return halves(from + 2 * lanes * i); }
-};
-struct BF16 : Plain {
-  static constexpr std::size_t bytes = 64;
-  LOOKAHEAD_INLINE static F vector(const std::byte* from, int i, const Scale&) { return bfloats(from + 2 * lanes * i); }
-};
-
-/// Costly to decode; there are whole blocks only.
-struct Packed {
-  static constexpr bool packed = true;
-  LOOKAHEAD_INLINE static Scale scale(const std::byte* from) {
-    const F pairs = half_pairs(from);
-    return {even_lanes(pairs), odd_lanes(pairs)};
+struct Q8 {
+  static constexpr int bytes = 34, scales = 1;
+  typedef std::uint16_t Bits;
+  LOOKAHEAD_INLINE static F vector(const std::byte* from, int i, const float* s) {
+    return broadcast(s[0]) * signed_bytes(from + 2 + lanes * i);
   }
 };
-struct Q8 : Packed {
-  static constexpr std::size_t bytes = 34;
-  LOOKAHEAD_INLINE static F vector(const std::byte* from, int i, const Scale& s) {
-    return s.d * signed_bytes(from + 2 + lanes * i);
-  }
-};
-struct Q40 : Packed {
-  static constexpr std::size_t bytes = 18;
-  LOOKAHEAD_INLINE static F vector(const std::byte* from, int i, const Scale& s) {
-    const auto number = [&](F q) __attribute__((always_inline)) { return s.d * (q - 8.0F); };
+struct Q40 {
+  static constexpr int bytes = 18, scales = 1;
+  typedef std::uint16_t Bits;
+  LOOKAHEAD_INLINE static F vector(const std::byte* from, int i, const float* s) {
+    const auto number = [&](F q) __attribute__((always_inline)) { return broadcast(s[0]) * (q - 8.0F); };
     return nibbles(from + 2, i, number);
   }
 };
-struct Q41 : Packed {
-  static constexpr std::size_t bytes = 20;
-  LOOKAHEAD_INLINE static F vector(const std::byte* from, int i, const Scale& s) {
-    const auto number = [&](F q) __attribute__((always_inline)) { return fused(s.d, q, s.m); };
+struct Q41 {
+  static constexpr int bytes = 20, scales = 2;
+  typedef std::uint32_t Bits;
+  LOOKAHEAD_INLINE static F vector(const std::byte* from, int i, const float* s) {
+    const auto number = [&](F q) __attribute__((always_inline)) { return fused(broadcast(s[0]), q, broadcast(s[1])); };
     return nibbles(from + 4, i, number);
   }
 };
 
-/// The numbers of a block.
+/// What is worked on together: outputs (a multiple of what tiles have), rows, and columns, so that the activations of a
+/// tile stay in the first-level cache.
+constexpr int group_outputs = 24, group_rows = 64, panel_columns = 1024, most_columns = 4096;
+
+/// Some columns of a group of outputs.
+struct Panel {
+  const std::byte* data;
+  std::size_t stride;  ///< bytes from an output to the next
+  int outputs, blocks;
+  bool begins;          ///< whether it has the first columns
+  const float* scales;  ///< [output][scale_stride]
+};
+
+/// Scales of an output in a panel, with room for whole vectors.
 template <class T>
-LOOKAHEAD_INLINE void decode_block(const std::byte* from, float* out) {
-  const Scale scale = T::scale(from);
-  LOOKAHEAD_UNROLL
-  for (int i = 0; i < vectors; ++i) store(out + i * lanes, T::vector(from, i, scale));
+constexpr int scale_stride = T::scales* most_columns / block_size + lanes;
+
+/// The scales of a panel. Converted together, they cost a block one load instead of a conversion.
+template <class T>
+void read_scales(const Panel& w, float* out) {
+  if constexpr (T::scales > 0) {
+    typedef typename T::Bits Bits;
+    std::byte stored[group_outputs][2 * scale_stride<T>];
+    for (int t = 0; t < w.outputs; ++t) {
+      const std::byte* const from = w.data + size(t) * w.stride;
+      const auto copy = [&](int b) __attribute__((always_inline)) {
+        auto bits = load<Bits>(from + T::bytes * b);
+        asm("" : "+r"(bits));  // (vectors that compilers put together here take longer)
+        std::memcpy(stored[t] + sizeof bits * size(b), &bits, sizeof bits);
+      };
+      int b = 0;
+      for (; b + 8 <= w.blocks; b += 8) LOOKAHEAD_UNROLL for (int i = 0; i < 8; ++i) copy(b + i);
+      for (; b < w.blocks; ++b) copy(b);
+      std::memset(stored[t] + sizeof(Bits) * size(b), 0, 2 * lanes);  // up to a whole vector
+    }
+    for (int t = 0; t < w.outputs; ++t)
+      for (int i = 0; i < w.blocks * T::scales; i += lanes)
+        store(out + t * scale_stride<T> + i, halves(stored[t] + 2 * i));
+  }
 }
 
+/// The numbers of a panel that has `columns` columns, each output's with zeros up to whole blocks.
 template <class T>
-void decode_as(const Matrix& w, int row, float* out) {
-  for (int k = 0; k < w.columns; k += block_size) {
-    const int count = w.columns - k < block_size ? w.columns - k : block_size;
+void decode_panel(const Panel& w, int columns, float* out, int stride) {
+  for (int t = 0; t < w.outputs; ++t) {
+    const auto decode_block = [&](const std::byte* from, int b) __attribute__((always_inline)) {
+      LOOKAHEAD_UNROLL
+      for (int i = 0; i < vectors; ++i)
+        store(out + t * stride + b * block_size + i * lanes,
+              T::vector(from, i, w.scales + t * scale_stride<T> + T::scales * b));
+    };
+    const std::byte* at = w.data + size(t) * w.stride;
+    const int rest = columns % block_size;
+    for (int b = 0; b < columns / block_size; ++b, at += T::bytes) decode_block(at, b);
+    if (rest == 0) continue;
     std::byte block[T::bytes] = {};
-    float numbers[block_size];
-    std::memcpy(block, w.data + size(row) * w.stride + size(k / block_size) * T::bytes,
-                size(count) * T::bytes / block_size);
-    decode_block<T>(block, numbers);
-    std::memcpy(out + k, numbers, size(count) * sizeof(float));
+    std::memcpy(block, at, size(rest * T::bytes / block_size));
+    decode_block(block, columns / block_size);
   }
 }
 
 // ---- products with weights ----
 // An element has one accumulator of `lanes` sums: block after block, vector after vector is added to it, and the lanes
-// are summed at the end. A tile of rows and outputs has its accumulators in registers; the tile's shape changes how
-// often weights are decoded and never the order of additions.
+// are summed at the end. A tile of rows and outputs has its accumulators in registers; the shapes of tiles and panels
+// change how often weights are decoded and activations are read, and never the order of additions.
 
 /// Outputs of a tile of so many rows.
 constexpr int tile_outputs(int rows) { return most_sums / rows < 8 ? most_sums / rows : 8; }
 
-/// Outputs that one tile of rows after the other goes through; a multiple of what tiles have.
-constexpr int group_outputs = 24;
-
 /// Weights that come into the cache meanwhile. Memory is as busy as the arithmetic only where they are spread evenly.
 struct Ahead {
   const std::byte* at;
-  std::ptrdiff_t share;  ///< bytes for each tile of rows
+  std::size_t step;  ///< bytes in the time of a block
 };
 
-/// The accumulators of a part of the columns, where those are cut: [tile][row][output].
-struct Carry {
-  F* sums = nullptr;
-  bool begins = true, ends = true;  ///< whether the part has the first columns, and the last ones
-};
-
+/// Adds the products of a panel and `rows` rows to their accumulators, sums[row][group_outputs].
 template <class T, int rows>
-[[gnu::noinline]] void multiply_tile(const Matrix& w, int first, int last, const float* x, std::size_t ldx, float* y,
-                                     std::size_t ldy, const std::byte* ahead, const std::byte* ahead_end,
-                                     const Carry& carry) {
-  constexpr int outputs = tile_outputs(rows), sums_in_all = (rows * outputs + summed - 1) / summed * summed;
-  const int blocks = w.columns / block_size;
-  const std::byte* row[outputs];
-  for (int t = 0; t < outputs; ++t) row[t] = w.data + size(first + t < last ? first + t : last - 1) * w.stride;
-  F sums[sums_in_all] = {};
-  if (!carry.begins) {
-    LOOKAHEAD_UNROLL
-    for (int i = 0; i < rows * outputs; ++i) sums[i] = carry.sums[i];
-  }
-  const auto add_block = [&](const std::byte* const* from, int block) __attribute__((always_inline)) {
-    const float* const at = x + block * block_size;
-    if constexpr (rows <= outputs) {  // outputs one by one: a block's scale and bits are read once
-      LOOKAHEAD_UNROLL
-      for (int t = 0; t < outputs; ++t) {
-        const Scale scale = T::scale(from[t]);
+[[gnu::noinline]] void multiply_panel(const Panel& w, const float* x, std::size_t ldx, F* sums, Ahead& ahead) {
+  constexpr int outputs = tile_outputs(rows);
+  const std::byte* next = ahead.at;
+  const std::size_t step = ahead.step;
+  for (int first = 0; first < w.outputs; first += outputs) {
+    const std::byte* from[outputs];
+    for (int t = 0; t < outputs; ++t) from[t] = w.data + size(first + t < w.outputs ? first + t : first) * w.stride;
+    F sum[rows][outputs] = {};
+    F* const carry = sums + first;
+    const float* const scales = w.scales + first * scale_stride<T>;
+    if (!w.begins) {
+      LOOKAHEAD_UNROLL for (int r = 0; r < rows; ++r) LOOKAHEAD_UNROLL for (int t = 0; t < outputs; ++t) sum[r][t] =
+          carry[r * group_outputs + t];
+    }
+    const float* at = x;
+    for (int b = 0; b < w.blocks; ++b, at += block_size) {
+      if constexpr (rows <= outputs) {  // outputs one by one: a block's bits are read once
+        LOOKAHEAD_UNROLL
+        for (int t = 0; t < outputs; ++t) {
+          LOOKAHEAD_UNROLL
+          for (int i = 0; i < vectors; ++i) {
+            F v = T::vector(from[t], i, scales + t * scale_stride<T> + T::scales * b);
+            keep_in_register(v);
+            LOOKAHEAD_UNROLL
+            for (int r = 0; r < rows; ++r) sum[r][t] = fused(load(at + size(r) * ldx + i * lanes), v, sum[r][t]);
+          }
+        }
+      } else {
         LOOKAHEAD_UNROLL
         for (int i = 0; i < vectors; ++i) {
-          F v = T::vector(from[t], i, scale);
-          keep_in_register(v);
+          F v[outputs];
           LOOKAHEAD_UNROLL
-          for (int r = 0; r < rows; ++r)
-            sums[r * outputs + t] = fused(load(at + size(r) * ldx + i * lanes), v, sums[r * outputs + t]);
+          for (int t = 0; t < outputs; ++t)
+            keep_in_register(v[t] = T::vector(from[t], i, scales + t * scale_stride<T> + T::scales * b));
+          LOOKAHEAD_UNROLL
+          for (int r = 0; r < rows; ++r) {
+            F u = load(at + size(r) * ldx + i * lanes);
+            keep_in_register(u);
+            LOOKAHEAD_UNROLL
+            for (int t = 0; t < outputs; ++t) sum[r][t] = fused(u, v[t], sum[r][t]);
+          }
         }
       }
-    } else {
-      Scale scales[outputs];
+      for (std::size_t line = 0; line < step; line += 64) __builtin_prefetch(next + line, 0, 2);
+      next += step;
       LOOKAHEAD_UNROLL
-      for (int t = 0; t < outputs; ++t) scales[t] = T::scale(from[t]);
-      LOOKAHEAD_UNROLL
-      for (int i = 0; i < vectors; ++i) {
-        F v[outputs];
-        LOOKAHEAD_UNROLL
-        for (int t = 0; t < outputs; ++t) keep_in_register(v[t] = T::vector(from[t], i, scales[t]));
-        LOOKAHEAD_UNROLL
-        for (int r = 0; r < rows; ++r) {
-          F u = load(at + size(r) * ldx + i * lanes);
-          keep_in_register(u);
-          LOOKAHEAD_UNROLL
-          for (int t = 0; t < outputs; ++t) sums[r * outputs + t] = fused(u, v[t], sums[r * outputs + t]);
-        }
-      }
+      for (int t = 0; t < outputs; ++t) from[t] += T::bytes;
     }
-  };
-  const std::ptrdiff_t lines = (ahead_end - ahead) / 64 / (blocks + 1) + 1;  // in the time of a block
-  for (int b = 0; b < blocks; ++b) {
-    add_block(row, b);
-    for (std::ptrdiff_t l = 0; l < lines && ahead < ahead_end; ++l, ahead += 64) __builtin_prefetch(ahead, 0, 2);
-    LOOKAHEAD_UNROLL
-    for (int t = 0; t < outputs; ++t) row[t] += T::bytes;
+    LOOKAHEAD_UNROLL for (int r = 0; r < rows; ++r) LOOKAHEAD_UNROLL for (int t = 0; t < outputs; ++t)
+        carry[r * group_outputs + t] = sum[r][t];
   }
-  if (const int rest = w.columns % block_size; rest != 0) {
-    std::byte completed[outputs][T::bytes] = {};
-    for (int t = 0; t < outputs; ++t) {
-      std::memcpy(completed[t], row[t], size(rest) * T::bytes / block_size);
-      row[t] = completed[t];
-    }
-    add_block(row, blocks);
-  }
-  if (!carry.ends) {
-    LOOKAHEAD_UNROLL
-    for (int i = 0; i < rows * outputs; ++i) carry.sums[i] = sums[i];
-    return;
-  }
-  float out[sums_in_all];
-  LOOKAHEAD_UNROLL
-  for (int i = 0; i < sums_in_all; i += summed) sum_lanes(sums + i, out + i);
-  const int count = last - first < outputs ? last - first : outputs;
-  for (int r = 0; r < rows; ++r)
-    for (int t = 0; t < count; ++t) y[size(r) * ldy + size(first + t)] = out[r * outputs + t];
+  ahead.at = next;
 }
 
-template <class T, int rows>
-void multiply_rows(const Matrix& w, int first, int last, const float* x, std::size_t ldx, float* y, std::size_t ldy,
-                   Ahead& ahead, Carry carry) {
-  constexpr int outputs = tile_outputs(rows);
-  const int tiles = (last - first + outputs - 1) / outputs;
-  for (int t = 0; t < tiles; ++t, carry.sums += rows * outputs)
-    multiply_tile<T, rows>(w, first + t * outputs, last, x, ldx, y, ldy, ahead.at + ahead.share * t / tiles,
-                           ahead.at + ahead.share * (t + 1) / tiles, carry);
-  ahead.at += ahead.share;
+/// `tile` rows, or fewer.
+template <class T, int tile = most_rows>
+void multiply_tile(int rows, const Panel& w, const float* x, std::size_t ldx, F* sums, Ahead& ahead) {
+  if constexpr (tile > 1)
+    if (rows < tile) return multiply_tile<T, tile - 1>(rows, w, x, ldx, sums, ahead);
+  multiply_panel<T, tile>(w, x, ldx, sums, ahead);
 }
 
-/// All rows, tile by tile, for a group of outputs.
+/// All rows, tile by tile.
 template <class T>
-void multiply_group(const Matrix& w, int first, int last, const float* x, std::size_t ldx, int rows, float* y,
-                    std::size_t ldy, Ahead& ahead, Carry carry) {
-  while (rows > 0) {
-    const int tiles = (rows + most_rows - 1) / most_rows;
-    int n = (rows + tiles - 1) / tiles;
-    const auto as = [&](auto multiply) { multiply(w, first, last, x, ldx, y, ldy, ahead, carry); };
-    switch (n) {  // 5 and 7 rows are not worth a copy of everything: 4 or 6, and what remains
-      case 1:
-        as(multiply_rows<T, 1>);
-        break;
-      case 2:
-        as(multiply_rows<T, 2>);
-        break;
-      case 3:
-        as(multiply_rows<T, 3>);
-        break;
-      case 4:
-      case 5:
-        n = 4;
-        as(multiply_rows<T, 4>);
-        break;
-      case 6:
-      case 7:
-        n = 6;
-        as(multiply_rows<T, 6>);
-        break;
-      default:
-        as(multiply_rows<T, most_rows>);
-        break;
-    }
+void multiply_rows(const Panel& w, const float* x, std::size_t ldx, int rows, F* sums, Ahead& ahead) {
+  for (int tiles = (rows + most_rows - 1) / most_rows; tiles > 0; --tiles) {
+    const int n = (rows + tiles - 1) / tiles;
+    multiply_tile<T>(n, w, x, ldx, sums, ahead);
     rows -= n;
     x += size(n) * ldx;
-    y += size(n) * ldy;
-    carry.sums += n * group_outputs;
+    sums += n * group_outputs;
   }
 }
-
-/// For more than `direct_rows` rows, packed weights are decoded once, a panel of them at a time.
-constexpr int panel_columns = 1024, panel_rows = 64;
-struct Decoded : F32 {};
 
 template <class T>
 void multiply_as(const Matrix& w, int first, int last, const float* x, std::size_t ldx, int rows, float* y,
                  std::size_t ldy) {
-  for (; rows > 0; rows -= panel_rows, x += panel_rows * ldx, y += panel_rows * ldy) {
-    const int some = T::packed && rows > panel_rows ? panel_rows : rows;
-    for (int o = first, end; o < last; o = end) {
-      end = o + group_outputs < last ? o + group_outputs : last;
-      const int behind = w.outputs - end < group_outputs ? w.outputs - end : group_outputs;
-      Ahead ahead{w.data + size(end) * w.stride,
-                  static_cast<std::ptrdiff_t>(size(behind) * w.stride) / ((some + most_rows - 1) / most_rows)};
-      if (!T::packed || some <= direct_rows) {
-        multiply_group<T>(w, o, end, x, ldx, some, y, ldy, ahead, {});
-        continue;
-      }
-      alignas(64) float numbers[group_outputs * panel_columns];
-      alignas(64) F sums[panel_rows * group_outputs];
-      ahead.share = ahead.share * panel_columns / w.columns;
-      for (int k = 0; k < w.columns; k += panel_columns) {
-        const int columns = w.columns - k < panel_columns ? w.columns - k : panel_columns;
-        for (int t = 0; t < end - o; ++t) {
-          const std::byte* const from = w.data + size(o + t) * w.stride + size(k / block_size) * T::bytes;
-          for (int b = 0; b < columns / block_size; ++b)
-            decode_block<T>(from + size(b) * T::bytes, numbers + t * panel_columns + b * block_size);
+  constexpr int direct_rows = T::scales > 0 ? 2 * most_rows : group_rows;  // for more, decoding once is faster
+  constexpr int stride = panel_columns + 16;  // not a power of two: rows would compete for places in the cache
+  alignas(64) float numbers[group_outputs * stride];
+  alignas(64) float scales[group_outputs * scale_stride<T>] = {};
+  alignas(64) F sums[group_rows * group_outputs];
+  const int blocks = (w.columns + block_size - 1) / block_size;
+  for (int o = first, outputs; o < last; o += outputs) {
+    outputs = last - o < group_outputs ? last - o : group_outputs;
+    const int behind = w.outputs - o - outputs < group_outputs ? w.outputs - o - outputs : group_outputs;
+    Ahead ahead{w.data + size(o + outputs) * w.stride, size(behind) * w.stride / size(blocks * (rows < 3 ? 3 : rows))};
+    for (int r = 0, some; r < rows; r += some) {
+      some = rows - r < group_rows ? rows - r : group_rows;
+      for (int k = 0, columns; k < w.columns; k += columns) {
+        columns = some <= 4 ? most_columns : panel_columns;
+        if (w.columns - k < columns) columns = w.columns - k;
+        if (columns > block_size) columns -= columns % block_size;  // a part of a block comes alone
+        Panel panel{w.data + size(o) * w.stride + size(k / block_size * T::bytes),
+                    w.stride,
+                    outputs,
+                    (columns + block_size - 1) / block_size,
+                    k == 0,
+                    scales};
+        read_scales<T>(panel, scales);
+        const float* const from = x + size(r) * ldx + size(k);
+        if (some <= direct_rows && columns % block_size == 0) {
+          multiply_rows<T>(panel, from, ldx, some, sums, ahead);
+          continue;
         }
-        const Matrix panel{reinterpret_cast<const std::byte*>(numbers), panel_columns * sizeof(float), WeightType::f32,
-                           end - o, columns};
-        multiply_group<Decoded>(panel, 0, end - o, x + k, ldx, some, y + o, ldy, ahead,
-                                {sums, k == 0, k + columns == w.columns});
+        decode_panel<T>(panel, columns, numbers, stride);
+        panel.data = reinterpret_cast<const std::byte*>(numbers);
+        panel.stride = stride * sizeof(float);
+        multiply_rows<F32>(panel, from, ldx, some, sums, ahead);
       }
+      for (int i = 0; i < some; ++i)
+        for (int t = 0; t < outputs; t += summed) {
+          float out[summed];
+          sum_lanes(sums + i * group_outputs + t, out);
+          const int count = outputs - t < summed ? outputs - t : summed;
+          std::memcpy(y + size(r + i) * ldy + size(o + t), out, size(count) * sizeof(float));
+        }
     }
-    if (!T::packed) return;
   }
 }
 
@@ -471,7 +430,17 @@ LOOKAHEAD_INLINE void with_type(WeightType type, Act act) {
 }
 
 void decode(const Matrix& w, int row, float* out) {
-  with_type(w.type, [&](auto type) { decode_as<decltype(type)>(w, row, out); });
+  with_type(w.type, [&](auto type) {
+    using T = decltype(type);
+    alignas(64) float scales[scale_stride<T>];
+    for (int k = 0; k < w.columns; k += most_columns) {
+      const int columns = w.columns - k < most_columns ? w.columns - k : most_columns;
+      const std::byte* const from = w.data + size(row) * w.stride + size(k / block_size * T::bytes);
+      const Panel panel{from, w.stride, 1, columns / block_size, k == 0, scales};
+      read_scales<T>(panel, scales);
+      decode_panel<T>(panel, columns, out + k, 0);
+    }
+  });
 }
 
 void multiply(const Matrix& w, int first, int last, const float* x, std::size_t ldx, int rows, float* y,

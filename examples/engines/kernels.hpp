@@ -29,7 +29,7 @@ constexpr std::size_t padded(int n) { return static_cast<std::size_t>((n + block
 struct Kernels {
   const char* name;
 
-  /// out[0..columns) = row `row` of `w`.
+  /// out[0..columns) = row `row` of `w`, and zeros behind it up to `padded(columns)`.
   void (*decode)(const Matrix& w, int row, float* out);
 
   /// y[r * ldy + o] = w[o] . x[r], for o in [first, last) and r in [0, rows). Precondition: every x[r] goes on with
