@@ -262,11 +262,11 @@ TEST_CASE("the naive pool ranks by recency and recycles by rank") {
   CHECK(found[1].token == 22);
 
   using Scores = std::vector<std::tuple<Class, naive::Seen, bool>>;
-  CHECK(pool.score({1}, 2, by_class, 0) == Scores{{{1, Source::text, 0}, {1, 2}, true}});
+  CHECK(pool.score({1}, 2, by_class, 0) == Scores{{{1, Source::text, 0}, {2, 3}, true}});
   CHECK(pool.score({1}, 3, by_class, 0) ==
-        Scores{{{1, Source::text, 0}, {1, 2}, false}, {{1, Source::text, 1}, {1, 2}, true}});
+        Scores{{{1, Source::text, 0}, {2, 3}, false}, {{1, Source::text, 1}, {1, 3}, true}});
   CHECK(pool.score({1}, 4, by_class, 0) ==
-        Scores{{{1, Source::text, 0}, {1, 2}, false}, {{1, Source::text, 1}, {1, 2}, false}});
+        Scores{{{1, Source::text, 0}, {2, 3}, false}, {{1, Source::text, 1}, {1, 3}, false}});
 
   // A set is cut to 16, and never promises more than certainty.
   for (int t = 100; t < 130; ++t) pool.add_text({50, t}, 1);

@@ -171,35 +171,45 @@ struct PoolRef {
     access.leave(which);
   }
 
-  /// Calls visit(find), a `PoolFind`, for every entry of a context. O(1).
-  LOOKAHEAD_GROUP_FN template <class Tile, class Visit>
-  LOOKAHEAD_HD void for_each(const Tile& tile, std::uint64_t context, Visit&& visit) const {
+  /// Calls visit(find), a `PoolFind`, for every entry of a context; `wants(seen, of)` leaves out entries at less cost
+  /// than `visit` could. O(1).
+  LOOKAHEAD_GROUP_FN template <class Tile, class Wants, class Visit>
+  LOOKAHEAD_HD void for_each(const Tile& tile, std::uint64_t context, const Wants& wants, const Visit& visit) const {
     const std::uint64_t placed = access.place(context);
     const PoolSet& set = sets[index(placed)];
     const auto& words = access.words(tile);
     const std::uint32_t lanes = words.match(set.key, PoolSet::fingerprint_mask,
                                             static_cast<std::uint32_t>(placed) & PoolSet::fingerprint_mask) &
                                 words.greater(set.stamp, words.load(&clock->floor));
-    std::uint64_t sums = 0;  // 16 bits a source
-    for (std::uint32_t left = lanes; left != 0; left &= left - 1) {
+    std::uint64_t sums = 0;  // 16 bits a source; an entry that is alone needs none
+    for (std::uint32_t left = (lanes & (lanes - 1)) != 0 ? lanes : 0; left != 0; left &= left - 1) {
       const std::uint32_t k = words.load(&set.key[detail::lowest(left)]);
       sums += std::uint64_t{1 + (k & PoolSet::last_bits)} << (k >> 3 & 3) * 16;
     }
-    visit_lanes(tile, set, lanes, [&](std::uint32_t k, int rank, std::uint32_t token, std::uint32_t stamp) {
-      const auto source = static_cast<Source>(k >> 3 & 3);
-      const bool counted = source != Source::recycled;
-      const int seen = counted ? 1 + static_cast<int>(k & PoolSet::last_bits) : 1;
-      const int sum = counted ? static_cast<int>(sums >> (k >> 3 & 3) * 16 & 0xFFFF) : 1;
-      // Another thread may have changed the set meanwhile.
-      visit(PoolFind{source, rank, seen, sum > seen ? sum : seen, token, stamp});
-    });
+    const auto seen = [](std::uint32_t k) { return recycled(k) ? 1 : 1 + static_cast<int>(k & PoolSet::last_bits); };
+    const auto of = [&](std::uint32_t k) {
+      const int sum = recycled(k) ? 1 : static_cast<int>(sums >> (k >> 3 & 3) * 16 & 0xFFFF);
+      return sum > seen(k) ? sum : seen(k);  // another thread may have changed the set meanwhile
+    };
+    visit_lanes(
+        tile, set, lanes, [&](std::uint32_t k) { return wants(seen(k), of(k)); },
+        [&](std::uint32_t k, int rank, std::uint32_t token, std::uint32_t stamp) {
+          visit(PoolFind{static_cast<Source>(k >> 3 & 3), rank, seen(k), of(k), token, stamp});
+        });
+  }
+  LOOKAHEAD_GROUP_FN template <class Tile, class Visit>
+  LOOKAHEAD_HD void for_each(const Tile& tile, std::uint64_t context, const Visit& visit) const {
+    for_each(
+        tile, context, [](int, int) { return true; }, visit);
   }
 
   /// Calls visit(key, rank, token, stamp) for every entry of set number `set`; see PoolSet and PoolFind. O(1).
   LOOKAHEAD_GROUP_FN template <class Tile, class Visit>
-  LOOKAHEAD_HD void for_each_in(const Tile& tile, std::uint32_t set, Visit&& visit) const {
+  LOOKAHEAD_HD void for_each_in(const Tile& tile, std::uint32_t set, const Visit& visit) const {
     const auto& words = access.words(tile);
-    visit_lanes(tile, sets[set], words.greater(sets[set].stamp, words.load(&clock->floor)), visit);
+    const std::uint32_t lanes = words.greater(sets[set].stamp, words.load(&clock->floor));
+    visit_lanes(
+        tile, sets[set], lanes, [](std::uint32_t) { return true; }, visit);
   }
 
   /// Files `count` things in order, by all threads of the group; a set belongs to one tile, which keeps the order.
@@ -230,15 +240,21 @@ struct PoolRef {
   }
 
  private:
+  [[nodiscard]] static LOOKAHEAD_HD bool recycled(std::uint32_t key) {
+    return static_cast<Source>(key >> 3 & 3) == Source::recycled;
+  }
   // `lanes`: full ones, and with each all that share its context.
-  LOOKAHEAD_GROUP_FN template <class Tile, class Visit>
-  LOOKAHEAD_HD void visit_lanes(const Tile& tile, const PoolSet& set, std::uint32_t lanes, const Visit& visit) const {
+  LOOKAHEAD_GROUP_FN template <class Tile, class Wants, class Visit>
+  LOOKAHEAD_HD void visit_lanes(const Tile& tile, const PoolSet& set, std::uint32_t lanes, const Wants& wants,
+                                const Visit& visit) const {
     const auto& words = access.words(tile);
     for (std::uint32_t left = lanes; left != 0; left &= left - 1) {
       const int lane = detail::lowest(left);
-      const std::uint32_t stamp = words.load(&set.stamp[lane]), k = words.load(&set.key[lane]);
+      const std::uint32_t k = words.load(&set.key[lane]);
+      if (!wants(k)) continue;
+      const std::uint32_t stamp = words.load(&set.stamp[lane]);
       int rank = static_cast<int>(k & PoolSet::last_bits);
-      if (static_cast<Source>(k >> 3 & 3) != Source::recycled) {
+      if (!recycled(k)) {
         const std::uint32_t same = words.match(set.key, ~PoolSet::last_bits, k & ~PoolSet::last_bits) & lanes;
         const int newer = detail::count_of(same & words.greater(set.stamp, stamp));
         rank = newer < 7 ? newer : 7;

@@ -43,7 +43,7 @@ struct GrowthScratch {
   // Keys are (reach inverted, number, slot), so that the best come first.
   std::uint64_t key[2][R];         ///< of the kept nodes, in order: of the levels so far, and with the next one
   std::uint64_t fresh[R * width];  ///< of the candidates
-  std::uint32_t best[Estimates::run_class_count][context_length_count];  ///< the most that each length may give
+  std::uint32_t best[Estimates::run_class_count][context_length_count];  ///< the largest estimate of each length
   std::int32_t frontier[2][R];  ///< the nodes whose children are looked for, and the next ones
   std::int32_t place[R];        ///< of each node in the frontier, if it is there; in the end its row
   std::int32_t freed[R];        ///< slots of nodes that were kept and are not any more
@@ -58,9 +58,14 @@ struct RateReach {
   [[nodiscard]] LOOKAHEAD_HD bool enough(std::uint32_t estimate) const {
     return std::uint64_t{reach} * estimate >> 32 > least;
   }
-  [[nodiscard]] LOOKAHEAD_HD bool wants(int i) const { return enough(best[i]); }
-  [[nodiscard]] LOOKAHEAD_HD std::uint32_t operator()(CandidateClass c, std::uint32_t share, std::uint32_t) const {
-    const std::uint32_t estimate = Estimates::with_share(probability[c.id], share);
+  [[nodiscard]] LOOKAHEAD_HD bool wants(int i) const {
+    return enough(Estimates::with_share(best[i], Estimates::max_share));
+  }
+  [[nodiscard]] LOOKAHEAD_HD bool wants(int i, int seen, int of) const {
+    return enough(Estimates::with_share(best[i], Estimates::share(seen, of)));
+  }
+  [[nodiscard]] LOOKAHEAD_HD std::uint32_t operator()(CandidateClass c, const PoolFind& find) const {
+    const std::uint32_t estimate = Estimates::with_share(probability[c.id], Estimates::share(find.seen, find.of));
     return enough(estimate) ? estimate : 0U;
   }
 };
@@ -107,7 +112,7 @@ LOOKAHEAD_HD void grow(const Gr& g, const Pool& pool, const Estimates& estimates
     std::uint32_t best = 0;
     for (int c = length * classes; c < (length + 1) * classes; ++c)
       if (estimates.probability[run][c] > best) best = estimates.probability[run][c];
-    s.best[run][length] = Estimates::with_share(best, Estimates::max_share);
+    s.best[run][length] = best;
   }
   // All threads count alike.
   int frontier_count = 1, kept = 0, numbered = 0, budget = rows_left < logits_left ? rows_left : logits_left;
