@@ -1,6 +1,7 @@
 /// Lookahead decoding on a device beside the host classes: random lives of a batch, byte for byte; graphs; draws.
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -9,6 +10,7 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 #include <doctest/doctest.h>
+#include <numeric>
 #include <random>
 #include <vector>
 
@@ -17,6 +19,8 @@
 #include "on_device.hpp"
 
 #include "lookahead/cuda/batch_lookahead.cuh"
+#include "lookahead/cuda/warp_tile.cuh"
+#include "lookahead/group.hpp"
 #include "lookahead/philox.hpp"
 #include "lookahead/sample_verify.hpp"
 
@@ -77,6 +81,11 @@ void live(int lives, int actions) {
     tokens += one.tokens;
   }
   CHECK(tokens > 0);
+}
+
+/// A warp's sum, as each of its lanes has it.
+__global__ void add_up(const double* values, int n, double* sum) {
+  sum[threadIdx.x] = gpu::WarpTile{}.sum(n, [&](int i) { return values[i]; });
 }
 
 /// The token behind every wanted row is the row's own plus one.
@@ -191,6 +200,26 @@ TEST_CASE("a batch on the device is the host classes, byte for byte") {
   live<5, 3, 5>(lives, 60);
   live<4, 4, 0>(lives, 60);
   live<1, 2, 3>(lives, 60);
+}
+
+TEST_CASE("a warp adds in the order of the host, to the last bit") {
+  std::mt19937 random(3);
+  std::uniform_real_distribution<double> part(-1, 1);
+  const Stream stream;
+  const OnDevice<double> sums(std::size_t{32});
+  int told = 0;
+  for (const int n : {0, 1, 2, 31, 32, 33, 63, 64, 65, 100, 1000, 4097}) {
+    CAPTURE(n);
+    std::vector<double> values(at(n));
+    for (double& x : values) x = std::ldexp(part(random), static_cast<int>(random() % 4));
+    const OnDevice<double> on_device(values);
+    add_up<<<1, 32, 0, stream>>>(on_device.data(), n, sums.data());
+    stream.wait();
+    const double expected = SerialTile{}.sum(n, [&](int i) { return values[at(i)]; });
+    for (const double sum : sums.values()) CHECK(sum == expected);
+    told += std::accumulate(values.begin(), values.end(), 0.0) != expected ? 1 : 0;
+  }
+  CHECK(told >= 5);  // another order would show
 }
 
 TEST_CASE("a captured step replays; steps allocate nothing and results come without a wait") {
