@@ -366,7 +366,8 @@ void multiply_rows(const Panel& w, const float* x, std::size_t ldx, int rows, F*
 template <class T>
 void multiply_as(const Matrix& w, int first, int last, const float* x, std::size_t ldx, int rows, float* y,
                  std::size_t ldy) {
-  constexpr int direct_rows = T::scales > 0 ? 2 * most_rows : group_rows;  // for more, decoding once is faster
+  constexpr int direct_rows = 2 * most_rows;  // for more, decoding packed weights once is faster
+  constexpr int most = T::scales > 0 ? group_rows : most_rows;
   constexpr int stride = panel_columns + 16;  // not a power of two: rows would compete for places in the cache
   alignas(64) float numbers[group_outputs * stride];
   alignas(64) float scales[group_outputs * scale_stride<T>] = {};
@@ -377,7 +378,8 @@ void multiply_as(const Matrix& w, int first, int last, const float* x, std::size
     const int behind = w.outputs - o - outputs < group_outputs ? w.outputs - o - outputs : group_outputs;
     Ahead ahead{w.data + size(o + outputs) * w.stride, size(behind) * w.stride / size(blocks * (rows < 3 ? 3 : rows))};
     for (int r = 0, some; r < rows; r += some) {
-      some = rows - r < group_rows ? rows - r : group_rows;
+      const int parts = (rows - r + most - 1) / most;
+      some = (rows - r + parts - 1) / parts;
       for (int k = 0, columns; k < w.columns; k += columns) {
         columns = some <= 4 ? most_columns : panel_columns;
         if (w.columns - k < columns) columns = w.columns - k;
