@@ -84,6 +84,9 @@ LOOKAHEAD_INLINE F fused(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
 LOOKAHEAD_INLINE F larger(F a, F b) { return _mm512_max_ps(a, b); }
 LOOKAHEAD_INLINE unsigned above(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ); }
 LOOKAHEAD_INLINE F halves(const std::byte* from) { return _mm512_cvtph_ps(load<__m256i>(from)); }
+LOOKAHEAD_INLINE F broadcast_half(const std::byte* from) {
+  return _mm512_moveldup_ps(_mm512_cvtph_ps(_mm256_set1_epi32(load<std::int32_t>(from))));
+}
 LOOKAHEAD_INLINE F bfloats(const std::byte* from) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(load<__m256i>(from)), 16));
 }
@@ -122,6 +125,9 @@ LOOKAHEAD_INLINE unsigned above(F a, F b) {
   return static_cast<unsigned>(_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_GT_OQ)));
 }
 LOOKAHEAD_INLINE F halves(const std::byte* from) { return _mm256_cvtph_ps(load<__m128i>(from)); }
+LOOKAHEAD_INLINE F broadcast_half(const std::byte* from) {
+  return _mm256_moveldup_ps(_mm256_cvtph_ps(_mm_set1_epi32(load<std::int32_t>(from))));
+}
 LOOKAHEAD_INLINE F bfloats(const std::byte* from) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load<__m128i>(from)), 16));
 }
@@ -152,6 +158,7 @@ LOOKAHEAD_INLINE unsigned above(F a, F b) {
 LOOKAHEAD_INLINE F halves(const std::byte* from) {
   return F{half(from), half(from + 2), half(from + 4), half(from + 6)};
 }
+LOOKAHEAD_INLINE F broadcast_half(const std::byte* from) { return broadcast(half(from)); }
 LOOKAHEAD_INLINE F bfloats(const std::byte* from) {
   typedef std::uint16_t H __attribute__((vector_size(2 * lanes)));
   return bits_to_float(__builtin_convertvector(load<H>(from), I) << 16);
@@ -173,39 +180,43 @@ LOOKAHEAD_INLINE void sum_lanes(const F* a, float* out) {
 
 #endif
 
-// ---- weight types: 32 numbers take `bytes` bytes, `scales` numbers in half precision in front of the others; `vector`
-// gives the i-th vector of them ----
+// ---- weight types: 32 numbers take `bytes` bytes; `vector` gives the i-th vector of them. It takes `scales` numbers
+// that are read for a whole panel: for a single one, that is not faster ----
 
 struct F32 {
   static constexpr int bytes = 128, scales = 0;
+  static constexpr bool packed = false;
   LOOKAHEAD_INLINE static F vector(const std::byte* from, int i, const float*) { return load<F>(from + 4 * lanes * i); }
 };
 struct F16 {
   static constexpr int bytes = 64, scales = 0;
+  static constexpr bool packed = false;
   LOOKAHEAD_INLINE static F vector(const std::byte* from, int i, const float*) { return halves(from + 2 * lanes * i); }
 };
 struct BF16 {
   static constexpr int bytes = 64, scales = 0;
+  static constexpr bool packed = false;
   LOOKAHEAD_INLINE static F vector(const std::byte* from, int i, const float*) { return bfloats(from + 2 * lanes * i); }
 };
 struct Q8 {
-  static constexpr int bytes = 34, scales = 1;
-  typedef std::uint16_t Bits;
-  LOOKAHEAD_INLINE static F vector(const std::byte* from, int i, const float* s) {
-    return broadcast(s[0]) * signed_bytes(from + 2 + lanes * i);
+  static constexpr int bytes = 34, scales = 0;
+  static constexpr bool packed = true;
+  LOOKAHEAD_INLINE static F vector(const std::byte* from, int i, const float*) {
+    return broadcast_half(from) * signed_bytes(from + 2 + lanes * i);
   }
 };
 struct Q40 {
-  static constexpr int bytes = 18, scales = 1;
-  typedef std::uint16_t Bits;
-  LOOKAHEAD_INLINE static F vector(const std::byte* from, int i, const float* s) {
-    const auto number = [&](F q) __attribute__((always_inline)) { return broadcast(s[0]) * (q - 8.0F); };
+  static constexpr int bytes = 18, scales = 0;
+  static constexpr bool packed = true;
+  LOOKAHEAD_INLINE static F vector(const std::byte* from, int i, const float*) {
+    const F scale = broadcast_half(from);
+    const auto number = [&](F q) __attribute__((always_inline)) { return scale * (q - 8.0F); };
     return nibbles(from + 2, i, number);
   }
 };
 struct Q41 {
   static constexpr int bytes = 20, scales = 2;
-  typedef std::uint32_t Bits;
+  static constexpr bool packed = true;
   LOOKAHEAD_INLINE static F vector(const std::byte* from, int i, const float* s) {
     const auto number = [&](F q) __attribute__((always_inline)) { return fused(broadcast(s[0]), q, broadcast(s[1])); };
     return nibbles(from + 4, i, number);
@@ -221,7 +232,7 @@ struct Panel {
   const std::byte* data;
   std::size_t stride;  ///< bytes from an output to the next
   int outputs, blocks;
-  bool begins;          ///< whether it has the first columns
+  bool begins, ends;    ///< whether it has the first columns, and the last ones
   const float* scales;  ///< [output][scale_stride]
 };
 
@@ -229,23 +240,23 @@ struct Panel {
 template <class T>
 constexpr int scale_stride = T::scales* most_columns / block_size + lanes;
 
-/// The scales of a panel. Converted together, they cost a block one load instead of a conversion.
+/// The scales of a panel, pairs of halves. Converted together, they cost a block one load instead of a conversion.
 template <class T>
 void read_scales(const Panel& w, float* out) {
   if constexpr (T::scales > 0) {
-    typedef typename T::Bits Bits;
+    static_assert(T::scales == 2);
     std::byte stored[group_outputs][2 * scale_stride<T>];
     for (int t = 0; t < w.outputs; ++t) {
       const std::byte* const from = w.data + size(t) * w.stride;
       const auto copy = [&](int b) __attribute__((always_inline)) {
-        auto bits = load<Bits>(from + T::bytes * b);
+        auto bits = load<std::uint32_t>(from + T::bytes * b);
         asm("" : "+r"(bits));  // (vectors that compilers put together here take longer)
         std::memcpy(stored[t] + sizeof bits * size(b), &bits, sizeof bits);
       };
       int b = 0;
       for (; b + 8 <= w.blocks; b += 8) LOOKAHEAD_UNROLL for (int i = 0; i < 8; ++i) copy(b + i);
       for (; b < w.blocks; ++b) copy(b);
-      std::memset(stored[t] + sizeof(Bits) * size(b), 0, 2 * lanes);  // up to a whole vector
+      std::memset(stored[t] + sizeof(std::uint32_t) * size(b), 0, 2 * lanes);  // up to a whole vector
     }
     for (int t = 0; t < w.outputs; ++t)
       for (int i = 0; i < w.blocks * T::scales; i += lanes)
@@ -284,24 +295,28 @@ constexpr int tile_outputs(int rows) { return most_sums / rows < 8 ? most_sums /
 /// Weights that come into the cache meanwhile. Memory is as busy as the arithmetic only where they are spread evenly.
 struct Ahead {
   const std::byte* at;
-  std::size_t step;  ///< bytes in the time of a block
+  std::ptrdiff_t share;  ///< bytes for each tile of rows in a panel
 };
 
-/// Adds the products of a panel and `rows` rows to their accumulators, sums[row][group_outputs].
+/// Adds the products of a panel and `rows` rows to their accumulators, sums[output of a tile][row], and writes to `y`
+/// what is complete.
 template <class T, int rows>
-[[gnu::noinline]] void multiply_panel(const Panel& w, const float* x, std::size_t ldx, F* sums, Ahead& ahead) {
-  constexpr int outputs = tile_outputs(rows);
-  const std::byte* next = ahead.at;
-  const std::size_t step = ahead.step;
+[[gnu::noinline]] void multiply_panel(const Panel& w, const float* x, std::size_t ldx, F* sums, float* y,
+                                      std::size_t ldy, Ahead& ahead) {
+  constexpr int outputs = tile_outputs(rows), in_all = (rows * outputs + summed - 1) / summed * summed;
+  const int tiles = (w.outputs + outputs - 1) / outputs;
   for (int first = 0; first < w.outputs; first += outputs) {
     const std::byte* from[outputs];
     for (int t = 0; t < outputs; ++t) from[t] = w.data + size(first + t < w.outputs ? first + t : first) * w.stride;
-    F sum[rows][outputs] = {};
-    F* const carry = sums + first;
+    const std::byte* next = ahead.at + ahead.share * (first / outputs) / tiles;
+    const std::byte* const end = ahead.at + ahead.share * (first / outputs + 1) / tiles;
+    const std::ptrdiff_t lines = (end - next) / 64 / (w.blocks + 1) + 1;  // in the time of a block
+    F sum[in_all] = {};
+    F* const carry = sums + first * rows;
     const float* const scales = w.scales + first * scale_stride<T>;
     if (!w.begins) {
-      LOOKAHEAD_UNROLL for (int r = 0; r < rows; ++r) LOOKAHEAD_UNROLL for (int t = 0; t < outputs; ++t) sum[r][t] =
-          carry[r * group_outputs + t];
+      LOOKAHEAD_UNROLL
+      for (int i = 0; i < rows * outputs; ++i) sum[i] = carry[i];
     }
     const float* at = x;
     for (int b = 0; b < w.blocks; ++b, at += block_size) {
@@ -313,7 +328,8 @@ template <class T, int rows>
             F v = T::vector(from[t], i, scales + t * scale_stride<T> + T::scales * b);
             keep_in_register(v);
             LOOKAHEAD_UNROLL
-            for (int r = 0; r < rows; ++r) sum[r][t] = fused(load(at + size(r) * ldx + i * lanes), v, sum[r][t]);
+            for (int r = 0; r < rows; ++r)
+              sum[r * outputs + t] = fused(load(at + size(r) * ldx + i * lanes), v, sum[r * outputs + t]);
           }
         }
       } else {
@@ -328,37 +344,48 @@ template <class T, int rows>
             F u = load(at + size(r) * ldx + i * lanes);
             keep_in_register(u);
             LOOKAHEAD_UNROLL
-            for (int t = 0; t < outputs; ++t) sum[r][t] = fused(u, v[t], sum[r][t]);
+            for (int t = 0; t < outputs; ++t) sum[r * outputs + t] = fused(u, v[t], sum[r * outputs + t]);
           }
         }
       }
-      for (std::size_t line = 0; line < step; line += 64) __builtin_prefetch(next + line, 0, 2);
-      next += step;
+      for (std::ptrdiff_t l = 0; l < lines && next < end; ++l, next += 64) __builtin_prefetch(next, 0, 2);
       LOOKAHEAD_UNROLL
       for (int t = 0; t < outputs; ++t) from[t] += T::bytes;
     }
-    LOOKAHEAD_UNROLL for (int r = 0; r < rows; ++r) LOOKAHEAD_UNROLL for (int t = 0; t < outputs; ++t)
-        carry[r * group_outputs + t] = sum[r][t];
+    if (!w.ends) {
+      LOOKAHEAD_UNROLL
+      for (int i = 0; i < rows * outputs; ++i) carry[i] = sum[i];
+      continue;
+    }
+    float out[in_all];
+    LOOKAHEAD_UNROLL
+    for (int i = 0; i < in_all; i += summed) sum_lanes(sum + i, out + i);
+    const int count = w.outputs - first < outputs ? w.outputs - first : outputs;
+    for (int r = 0; r < rows; ++r)
+      for (int t = 0; t < count; ++t) y[size(r) * ldy + size(first + t)] = out[r * outputs + t];
   }
-  ahead.at = next;
+  ahead.at += ahead.share;
 }
 
 /// `tile` rows, or fewer.
 template <class T, int tile = most_rows>
-void multiply_tile(int rows, const Panel& w, const float* x, std::size_t ldx, F* sums, Ahead& ahead) {
+void multiply_tile(int rows, const Panel& w, const float* x, std::size_t ldx, F* sums, float* y, std::size_t ldy,
+                   Ahead& ahead) {
   if constexpr (tile > 1)
-    if (rows < tile) return multiply_tile<T, tile - 1>(rows, w, x, ldx, sums, ahead);
-  multiply_panel<T, tile>(w, x, ldx, sums, ahead);
+    if (rows < tile) return multiply_tile<T, tile - 1>(rows, w, x, ldx, sums, y, ldy, ahead);
+  multiply_panel<T, tile>(w, x, ldx, sums, y, ldy, ahead);
 }
 
 /// All rows, tile by tile.
 template <class T>
-void multiply_rows(const Panel& w, const float* x, std::size_t ldx, int rows, F* sums, Ahead& ahead) {
+void multiply_rows(const Panel& w, const float* x, std::size_t ldx, int rows, F* sums, float* y, std::size_t ldy,
+                   Ahead& ahead) {
   for (int tiles = (rows + most_rows - 1) / most_rows; tiles > 0; --tiles) {
     const int n = (rows + tiles - 1) / tiles;
-    multiply_tile<T>(n, w, x, ldx, sums, ahead);
+    multiply_tile<T>(n, w, x, ldx, sums, y, ldy, ahead);
     rows -= n;
     x += size(n) * ldx;
+    y += size(n) * ldy;
     sums += n * group_outputs;
   }
 }
@@ -367,47 +394,42 @@ template <class T>
 void multiply_as(const Matrix& w, int first, int last, const float* x, std::size_t ldx, int rows, float* y,
                  std::size_t ldy) {
   constexpr int direct_rows = 2 * most_rows;  // for more, decoding packed weights once is faster
-  constexpr int most = T::scales > 0 ? group_rows : most_rows;
+  constexpr int most = T::packed ? group_rows : most_rows;
   constexpr int stride = panel_columns + 16;  // not a power of two: rows would compete for places in the cache
   alignas(64) float numbers[group_outputs * stride];
   alignas(64) float scales[group_outputs * scale_stride<T>] = {};
   alignas(64) F sums[group_rows * group_outputs];
-  const int blocks = (w.columns + block_size - 1) / block_size;
+  const int widest = rows <= 4 ? most_columns : panel_columns, panels = (w.columns + widest - 1) / widest;
   for (int o = first, outputs; o < last; o += outputs) {
     outputs = last - o < group_outputs ? last - o : group_outputs;
     const int behind = w.outputs - o - outputs < group_outputs ? w.outputs - o - outputs : group_outputs;
-    Ahead ahead{w.data + size(o + outputs) * w.stride, size(behind) * w.stride / size(blocks * (rows < 3 ? 3 : rows))};
+    Ahead ahead{w.data + size(o + outputs) * w.stride,
+                static_cast<std::ptrdiff_t>(size(behind) * w.stride) / ((rows + most_rows - 1) / most_rows * panels)};
     for (int r = 0, some; r < rows; r += some) {
       const int parts = (rows - r + most - 1) / most;
       some = (rows - r + parts - 1) / parts;
       for (int k = 0, columns; k < w.columns; k += columns) {
-        columns = some <= 4 ? most_columns : panel_columns;
-        if (w.columns - k < columns) columns = w.columns - k;
+        columns = w.columns - k < widest ? w.columns - k : widest;
         if (columns > block_size) columns -= columns % block_size;  // a part of a block comes alone
         Panel panel{w.data + size(o) * w.stride + size(k / block_size * T::bytes),
                     w.stride,
                     outputs,
                     (columns + block_size - 1) / block_size,
                     k == 0,
+                    k + columns == w.columns,
                     scales};
         read_scales<T>(panel, scales);
         const float* const from = x + size(r) * ldx + size(k);
+        float* const to = y + size(r) * ldy + size(o);
         if (some <= direct_rows && columns % block_size == 0) {
-          multiply_rows<T>(panel, from, ldx, some, sums, ahead);
+          multiply_rows<T>(panel, from, ldx, some, sums, to, ldy, ahead);
           continue;
         }
         decode_panel<T>(panel, columns, numbers, stride);
         panel.data = reinterpret_cast<const std::byte*>(numbers);
         panel.stride = stride * sizeof(float);
-        multiply_rows<F32>(panel, from, ldx, some, sums, ahead);
+        multiply_rows<F32>(panel, from, ldx, some, sums, to, ldy, ahead);
       }
-      for (int i = 0; i < some; ++i)
-        for (int t = 0; t < outputs; t += summed) {
-          float out[summed];
-          sum_lanes(sums + i * group_outputs + t, out);
-          const int count = outputs - t < summed ? outputs - t : summed;
-          std::memcpy(y + size(r + i) * ldy + size(o + t), out, size(count) * sizeof(float));
-        }
     }
   }
 }
@@ -438,7 +460,7 @@ void decode(const Matrix& w, int row, float* out) {
     for (int k = 0; k < w.columns; k += most_columns) {
       const int columns = w.columns - k < most_columns ? w.columns - k : most_columns;
       const std::byte* const from = w.data + size(row) * w.stride + size(k / block_size * T::bytes);
-      const Panel panel{from, w.stride, 1, columns / block_size, k == 0, scales};
+      const Panel panel{from, w.stride, 1, columns / block_size, true, true, scales};
       read_scales<T>(panel, scales);
       decode_panel<T>(panel, columns, out + k, 0);
     }

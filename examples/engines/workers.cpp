@@ -24,6 +24,7 @@ Workers::~Workers() {
 }
 
 void Workers::dispatch(int tasks) {
+  tasks_ = tasks;
   done_.store(0, std::memory_order_relaxed);
   unclaimed_.store(tasks, std::memory_order_release);
   unclaimed_.notify_all();
@@ -41,7 +42,7 @@ bool Workers::work(int thread) {
   int left = unclaimed_.load(std::memory_order_relaxed);
   while (left > 0)
     if (unclaimed_.compare_exchange_weak(left, left - 1, std::memory_order_acquire, std::memory_order_relaxed)) {
-      call_(context_, left - 1, thread);
+      call_(context_, tasks_ - left, thread);
       done_.fetch_add(1, std::memory_order_release);
       return true;
     }

@@ -23,7 +23,7 @@ class Workers {
   /// Number of threads, the caller's included.
   [[nodiscard]] int size() const { return static_cast<int>(threads_.size()) + 1; }
 
-  /// Calls `task(i, thread)` once for every i in [0, tasks), in no particular order, with 0 <= thread < size(), and
+  /// Calls `task(i, thread)` once for every i in [0, tasks), started in this order, with 0 <= thread < size(), and
   /// returns when all are done. Tasks must not throw. Not reentrant.
   template <class Task>
   void run(int tasks, Task&& task) {
@@ -46,7 +46,8 @@ class Workers {
   std::vector<std::thread> threads_;
   void (*call_)(void*, int, int) = nullptr;
   void* context_ = nullptr;
-  /// Tasks that nobody has claimed; negative: the threads end. A claim is the only right to read `call_` and
+  int tasks_ = 0;
+  /// Tasks that nobody has claimed; negative: the threads end. A claim is the only right to read `call_`, `tasks_` and
   /// `context_`.
   alignas(64) std::atomic<int> unclaimed_{0};
   alignas(64) std::atomic<int> done_{0};
