@@ -21,6 +21,9 @@
 
 #include "engines/inflate.hpp"
 #include "engines/llama_engine.hpp"
+#if defined(LOOKAHEAD_WITH_LLAMA_CPP)
+#include "llama_cpp_demo.hpp"
+#endif
 
 #include "lookahead/token_tree.hpp"
 
@@ -127,11 +130,46 @@ void build_tree(Storage& tree, int context, int rows) {
   for (int r = 0; r < rows; ++r) tree.want(r);
 }
 
+std::vector<std::int32_t> prompt_of(int context, std::size_t vocabulary) {
+  std::vector<std::int32_t> prompt(static_cast<std::size_t>(context));
+  for (std::size_t i = 0; i < prompt.size(); ++i) prompt[i] = static_cast<std::int32_t>(i * 7 % vocabulary);
+  return prompt;
+}
+
+#if defined(LOOKAHEAD_WITH_LLAMA_CPP)
+/// llama.cpp's times on a file, with the types that the file has.
+void print_llama_cpp(const std::string& path, const std::vector<int>& rows, int threads, int context, int rounds,
+                     double q) {
+  const lookahead::examples::demo::ModelFile model(path);
+  llama_context_params params = lookahead::LlamaCpp::default_params();
+  params.n_ctx = static_cast<std::uint32_t>(context + most_rows);
+  params.n_threads = params.n_threads_batch = threads;
+  lookahead::LlamaCpp engine(model.get(), params, *std::max_element(rows.begin(), rows.end()));
+  engine.prefill(prompt_of(context, engine.vocabulary()));
+  std::map<int, std::vector<double>> times;
+  static Storage tree;
+  for (int round = -1; round < rounds; ++round)
+    for (const int r : rows) {
+      build_tree(tree, context, r);
+      const double time = seconds([&] {
+        engine.forward(tree.view());
+        static_cast<void>(engine.logits(0));  // waits until it is there
+      });
+      if (round >= 0) times[r].push_back(time);
+    }
+  std::printf("\nllama.cpp, the file as it is\n%6s %10s %10s\n", "rows", "T ms", "T / T(1)");
+  for (const int r : rows)
+    std::printf("%6d %10.2f %10.2f\n", r, quantile(times[r], q) * 1e3,
+                quantile(times[r], q) / quantile(times[rows.front()], q));
+}
+#endif
+
 int run(int argc, char** argv) {
   CLI::App app{
       "The time T(rows) of a forward pass, all rows wanted, and its ratio to the larger of two limits of this machine, "
       "measured in the same run: bytes of weights / read bandwidth, and rows x multiply-adds / peak of float products "
-      "(all weight types multiply floats). By default on the bundled model, inflated to 0.3B parameters."};
+      "(all weight types multiply floats). By default on the bundled model, inflated to 0.3B parameters. With "
+      "--as-it-is, llama.cpp's times on the same file follow, where it was found when this was built."};
   std::string model = "examples/models/cpython-6m-q8_0.gguf", set;
   std::vector<std::string> types = {"F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "F32"};
   std::vector<int> rows = {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64};
@@ -178,9 +216,7 @@ int run(int argc, char** argv) {
       return 2;
     }
     LlamaEngine engine(file, {.context = context + most_rows, .threads = threads, .weights = type, .kernels = kernels});
-    std::vector<std::int32_t> prompt(static_cast<std::size_t>(context));
-    for (std::size_t i = 0; i < prompt.size(); ++i) prompt[i] = static_cast<std::int32_t>(i * 7 % engine.vocabulary());
-    engine.prefill(prompt);
+    engine.prefill(prompt_of(context, engine.vocabulary()));
 
     const Size size = size_of(file, *type);
     const auto count = static_cast<std::size_t>(size.bytes / sizeof(std::uint64_t));
@@ -212,6 +248,9 @@ int run(int argc, char** argv) {
     }
     std::fflush(stdout);
   }
+#if defined(LOOKAHEAD_WITH_LLAMA_CPP)
+  if (as_it_is) print_llama_cpp(model, rows, threads, context, rounds, q);
+#endif
   return 0;
 }
 
