@@ -84,9 +84,12 @@ LOOKAHEAD_INLINE F fused(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
 LOOKAHEAD_INLINE F larger(F a, F b) { return _mm512_max_ps(a, b); }
 LOOKAHEAD_INLINE unsigned above(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ); }
 LOOKAHEAD_INLINE F halves(const std::byte* from) { return _mm512_cvtph_ps(load<__m256i>(from)); }
-LOOKAHEAD_INLINE F broadcast_half(const std::byte* from) {
-  return _mm512_moveldup_ps(_mm512_cvtph_ps(_mm256_set1_epi32(load<std::int32_t>(from))));
+/// The numbers in half precision at `from` and behind it, in turns.
+LOOKAHEAD_INLINE F half_pairs(const std::byte* from) {
+  return _mm512_cvtph_ps(_mm256_set1_epi32(load<std::int32_t>(from)));
 }
+LOOKAHEAD_INLINE F even_lanes(F a) { return _mm512_moveldup_ps(a); }
+LOOKAHEAD_INLINE F odd_lanes(F a) { return _mm512_movehdup_ps(a); }
 LOOKAHEAD_INLINE F bfloats(const std::byte* from) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(load<__m256i>(from)), 16));
 }
@@ -125,9 +128,12 @@ LOOKAHEAD_INLINE unsigned above(F a, F b) {
   return static_cast<unsigned>(_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_GT_OQ)));
 }
 LOOKAHEAD_INLINE F halves(const std::byte* from) { return _mm256_cvtph_ps(load<__m128i>(from)); }
-LOOKAHEAD_INLINE F broadcast_half(const std::byte* from) {
-  return _mm256_moveldup_ps(_mm256_cvtph_ps(_mm_set1_epi32(load<std::int32_t>(from))));
+/// The numbers in half precision at `from` and behind it, in turns.
+LOOKAHEAD_INLINE F half_pairs(const std::byte* from) {
+  return _mm256_cvtph_ps(_mm_set1_epi32(load<std::int32_t>(from)));
 }
+LOOKAHEAD_INLINE F even_lanes(F a) { return _mm256_moveldup_ps(a); }
+LOOKAHEAD_INLINE F odd_lanes(F a) { return _mm256_movehdup_ps(a); }
 LOOKAHEAD_INLINE F bfloats(const std::byte* from) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load<__m128i>(from)), 16));
 }
@@ -158,7 +164,13 @@ LOOKAHEAD_INLINE unsigned above(F a, F b) {
 LOOKAHEAD_INLINE F halves(const std::byte* from) {
   return F{half(from), half(from + 2), half(from + 4), half(from + 6)};
 }
-LOOKAHEAD_INLINE F broadcast_half(const std::byte* from) { return broadcast(half(from)); }
+/// The numbers in half precision at `from` and behind it, in turns.
+LOOKAHEAD_INLINE F half_pairs(const std::byte* from) {
+  const float d = half(from), m = half(from + 2);
+  return F{d, m, d, m};
+}
+LOOKAHEAD_INLINE F even_lanes(F a) { return F{a[0], a[0], a[2], a[2]}; }
+LOOKAHEAD_INLINE F odd_lanes(F a) { return F{a[1], a[1], a[3], a[3]}; }
 LOOKAHEAD_INLINE F bfloats(const std::byte* from) {
   typedef std::uint16_t H __attribute__((vector_size(2 * lanes)));
   return bits_to_float(__builtin_convertvector(load<H>(from), I) << 16);
@@ -180,45 +192,45 @@ LOOKAHEAD_INLINE void sum_lanes(const F* a, float* out) {
 
 #endif
 
-// ---- weight types: 32 numbers take `bytes` bytes; `vector` gives the i-th vector of them. It takes `scales` numbers
-// that are read for a whole panel: for a single one, that is not faster ----
+// ---- weight types: 32 numbers take `bytes` bytes; `vector` gives the i-th vector of them ----
 
 struct F32 {
-  static constexpr int bytes = 128, scales = 0;
+  static constexpr int bytes = 128;
   static constexpr bool packed = false;
-  LOOKAHEAD_INLINE static F vector(const std::byte* from, int i, const float*) { return load<F>(from + 4 * lanes * i); }
+  LOOKAHEAD_INLINE static F vector(const std::byte* from, int i) { return load<F>(from + 4 * lanes * i); }
 };
 struct F16 {
-  static constexpr int bytes = 64, scales = 0;
+  static constexpr int bytes = 64;
   static constexpr bool packed = false;
-  LOOKAHEAD_INLINE static F vector(const std::byte* from, int i, const float*) { return halves(from + 2 * lanes * i); }
+  LOOKAHEAD_INLINE static F vector(const std::byte* from, int i) { return halves(from + 2 * lanes * i); }
 };
 struct BF16 {
-  static constexpr int bytes = 64, scales = 0;
+  static constexpr int bytes = 64;
   static constexpr bool packed = false;
-  LOOKAHEAD_INLINE static F vector(const std::byte* from, int i, const float*) { return bfloats(from + 2 * lanes * i); }
+  LOOKAHEAD_INLINE static F vector(const std::byte* from, int i) { return bfloats(from + 2 * lanes * i); }
 };
 struct Q8 {
-  static constexpr int bytes = 34, scales = 0;
+  static constexpr int bytes = 34;
   static constexpr bool packed = true;
-  LOOKAHEAD_INLINE static F vector(const std::byte* from, int i, const float*) {
-    return broadcast_half(from) * signed_bytes(from + 2 + lanes * i);
+  LOOKAHEAD_INLINE static F vector(const std::byte* from, int i) {
+    return even_lanes(half_pairs(from)) * signed_bytes(from + 2 + lanes * i);
   }
 };
 struct Q40 {
-  static constexpr int bytes = 18, scales = 0;
+  static constexpr int bytes = 18;
   static constexpr bool packed = true;
-  LOOKAHEAD_INLINE static F vector(const std::byte* from, int i, const float*) {
-    const F scale = broadcast_half(from);
+  LOOKAHEAD_INLINE static F vector(const std::byte* from, int i) {
+    const F scale = even_lanes(half_pairs(from));
     const auto number = [&](F q) __attribute__((always_inline)) { return scale * (q - 8.0F); };
     return nibbles(from + 2, i, number);
   }
 };
 struct Q41 {
-  static constexpr int bytes = 20, scales = 2;
+  static constexpr int bytes = 20;
   static constexpr bool packed = true;
-  LOOKAHEAD_INLINE static F vector(const std::byte* from, int i, const float* s) {
-    const auto number = [&](F q) __attribute__((always_inline)) { return fused(broadcast(s[0]), q, broadcast(s[1])); };
+  LOOKAHEAD_INLINE static F vector(const std::byte* from, int i) {
+    const F scales = half_pairs(from), d = even_lanes(scales), m = odd_lanes(scales);
+    const auto number = [&](F q) __attribute__((always_inline)) { return fused(d, q, m); };
     return nibbles(from + 4, i, number);
   }
 };
@@ -232,37 +244,8 @@ struct Panel {
   const std::byte* data;
   std::size_t stride;  ///< bytes from an output to the next
   int outputs, blocks;
-  bool begins, ends;    ///< whether it has the first columns, and the last ones
-  const float* scales;  ///< [output][scale_stride]
+  bool begins, ends;  ///< whether it has the first columns, and the last ones
 };
-
-/// Scales of an output in a panel, with room for whole vectors.
-template <class T>
-constexpr int scale_stride = T::scales* most_columns / block_size + lanes;
-
-/// The scales of a panel, pairs of halves. Converted together, they cost a block one load instead of a conversion.
-template <class T>
-void read_scales(const Panel& w, float* out) {
-  if constexpr (T::scales > 0) {
-    static_assert(T::scales == 2);
-    std::byte stored[group_outputs][2 * scale_stride<T>];
-    for (int t = 0; t < w.outputs; ++t) {
-      const std::byte* const from = w.data + size(t) * w.stride;
-      const auto copy = [&](int b) __attribute__((always_inline)) {
-        auto bits = load<std::uint32_t>(from + T::bytes * b);
-        asm("" : "+r"(bits));  // (vectors that compilers put together here take longer)
-        std::memcpy(stored[t] + sizeof bits * size(b), &bits, sizeof bits);
-      };
-      int b = 0;
-      for (; b + 8 <= w.blocks; b += 8) LOOKAHEAD_UNROLL for (int i = 0; i < 8; ++i) copy(b + i);
-      for (; b < w.blocks; ++b) copy(b);
-      std::memset(stored[t] + sizeof(std::uint32_t) * size(b), 0, 2 * lanes);  // up to a whole vector
-    }
-    for (int t = 0; t < w.outputs; ++t)
-      for (int i = 0; i < w.blocks * T::scales; i += lanes)
-        store(out + t * scale_stride<T> + i, halves(stored[t] + 2 * i));
-  }
-}
 
 /// The numbers of a panel that has `columns` columns, each output's with zeros up to whole blocks.
 template <class T>
@@ -270,9 +253,7 @@ void decode_panel(const Panel& w, int columns, float* out, int stride) {
   for (int t = 0; t < w.outputs; ++t) {
     const auto decode_block = [&](const std::byte* from, int b) __attribute__((always_inline)) {
       LOOKAHEAD_UNROLL
-      for (int i = 0; i < vectors; ++i)
-        store(out + t * stride + b * block_size + i * lanes,
-              T::vector(from, i, w.scales + t * scale_stride<T> + T::scales * b));
+      for (int i = 0; i < vectors; ++i) store(out + t * stride + b * block_size + i * lanes, T::vector(from, i));
     };
     const std::byte* at = w.data + size(t) * w.stride;
     const int rest = columns % block_size;
@@ -313,7 +294,6 @@ template <class T, int rows>
     const std::ptrdiff_t lines = (end - next) / 64 / (w.blocks + 1) + 1;  // in the time of a block
     F sum[in_all] = {};
     F* const carry = sums + first * rows;
-    const float* const scales = w.scales + first * scale_stride<T>;
     if (!w.begins) {
       LOOKAHEAD_UNROLL
       for (int i = 0; i < rows * outputs; ++i) sum[i] = carry[i];
@@ -325,7 +305,7 @@ template <class T, int rows>
         for (int t = 0; t < outputs; ++t) {
           LOOKAHEAD_UNROLL
           for (int i = 0; i < vectors; ++i) {
-            F v = T::vector(from[t], i, scales + t * scale_stride<T> + T::scales * b);
+            F v = T::vector(from[t], i);
             keep_in_register(v);
             LOOKAHEAD_UNROLL
             for (int r = 0; r < rows; ++r)
@@ -337,8 +317,7 @@ template <class T, int rows>
         for (int i = 0; i < vectors; ++i) {
           F v[outputs];
           LOOKAHEAD_UNROLL
-          for (int t = 0; t < outputs; ++t)
-            keep_in_register(v[t] = T::vector(from[t], i, scales + t * scale_stride<T> + T::scales * b));
+          for (int t = 0; t < outputs; ++t) keep_in_register(v[t] = T::vector(from[t], i));
           LOOKAHEAD_UNROLL
           for (int r = 0; r < rows; ++r) {
             F u = load(at + size(r) * ldx + i * lanes);
@@ -397,7 +376,6 @@ void multiply_as(const Matrix& w, int first, int last, const float* x, std::size
   constexpr int most = T::packed ? group_rows : most_rows;
   constexpr int stride = panel_columns + 16;  // not a power of two: rows would compete for places in the cache
   alignas(64) float numbers[group_outputs * stride];
-  alignas(64) float scales[group_outputs * scale_stride<T>] = {};
   alignas(64) F sums[group_rows * group_outputs];
   const int widest = rows <= 4 ? most_columns : panel_columns, panels = (w.columns + widest - 1) / widest;
   for (int o = first, outputs; o < last; o += outputs) {
@@ -416,9 +394,7 @@ void multiply_as(const Matrix& w, int first, int last, const float* x, std::size
                     outputs,
                     (columns + block_size - 1) / block_size,
                     k == 0,
-                    k + columns == w.columns,
-                    scales};
-        read_scales<T>(panel, scales);
+                    k + columns == w.columns};
         const float* const from = x + size(r) * ldx + size(k);
         float* const to = y + size(r) * ldy + size(o);
         if (some <= direct_rows && columns % block_size == 0) {
@@ -456,12 +432,10 @@ LOOKAHEAD_INLINE void with_type(WeightType type, Act act) {
 void decode(const Matrix& w, int row, float* out) {
   with_type(w.type, [&](auto type) {
     using T = decltype(type);
-    alignas(64) float scales[scale_stride<T>];
     for (int k = 0; k < w.columns; k += most_columns) {
       const int columns = w.columns - k < most_columns ? w.columns - k : most_columns;
       const std::byte* const from = w.data + size(row) * w.stride + size(k / block_size * T::bytes);
-      const Panel panel{from, w.stride, 1, columns / block_size, true, true, scales};
-      read_scales<T>(panel, scales);
+      const Panel panel{from, w.stride, 1, columns / block_size, true, true};
       decode_panel<T>(panel, columns, out + k, 0);
     }
   });
