@@ -21,7 +21,7 @@
 
 #include "engines/inflate.hpp"
 #include "engines/llama_engine.hpp"
-#if defined(LOOKAHEAD_WITH_LLAMA_CPP)
+#if defined(LOOKAHEAD_HAS_LLAMA_CPP)
 #include "llama_cpp_demo.hpp"
 #endif
 
@@ -136,7 +136,7 @@ std::vector<std::int32_t> prompt_of(int context, std::size_t vocabulary) {
   return prompt;
 }
 
-#if defined(LOOKAHEAD_WITH_LLAMA_CPP)
+#if defined(LOOKAHEAD_HAS_LLAMA_CPP)
 /// llama.cpp's times on a file, with the types that the file has.
 void print_llama_cpp(const std::string& path, const std::vector<int>& rows, int threads, int context, int rounds,
                      double q) {
@@ -248,7 +248,7 @@ int run(int argc, char** argv) {
     }
     std::fflush(stdout);
   }
-#if defined(LOOKAHEAD_WITH_LLAMA_CPP)
+#if defined(LOOKAHEAD_HAS_LLAMA_CPP)
   if (as_it_is) print_llama_cpp(model, rows, threads, context, rounds, q);
 #endif
   return 0;

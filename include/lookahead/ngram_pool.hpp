@@ -60,6 +60,10 @@ struct alignas(128) PoolSet {
   static constexpr int slots = 32;
   static constexpr std::uint32_t fingerprint_mask = ~31U, last_bits = 7;
   std::uint32_t key[slots], token[slots], stamp[slots];
+
+  [[nodiscard]] static LOOKAHEAD_HD constexpr Source source_of(std::uint32_t key) {
+    return static_cast<Source>(key >> 3 & 3);
+  }
 };
 
 /// What a look-up finds.
@@ -186,15 +190,15 @@ struct PoolRef {
       const std::uint32_t k = words.load(&set.key[detail::lowest(left)]);
       sums += std::uint64_t{1 + (k & PoolSet::last_bits)} << (k >> 3 & 3) * 16;
     }
-    const auto seen = [](std::uint32_t k) { return recycled(k) ? 1 : 1 + static_cast<int>(k & PoolSet::last_bits); };
+    const auto seen = [](std::uint32_t k) { return is_recycled(k) ? 1 : 1 + static_cast<int>(k & PoolSet::last_bits); };
     const auto of = [&](std::uint32_t k) {
-      const int sum = recycled(k) ? 1 : static_cast<int>(sums >> (k >> 3 & 3) * 16 & 0xFFFF);
+      const int sum = is_recycled(k) ? 1 : static_cast<int>(sums >> (k >> 3 & 3) * 16 & 0xFFFF);
       return sum > seen(k) ? sum : seen(k);  // another thread may have changed the set meanwhile
     };
     visit_lanes(
         tile, set, lanes, [&](std::uint32_t k) { return wants(seen(k), of(k)); },
         [&](std::uint32_t k, int rank, std::uint32_t token, std::uint32_t stamp) {
-          visit(PoolFind{static_cast<Source>(k >> 3 & 3), rank, seen(k), of(k), token, stamp});
+          visit(PoolFind{PoolSet::source_of(k), rank, seen(k), of(k), token, stamp});
         });
   }
   LOOKAHEAD_GROUP_FN template <class Tile, class Visit>
@@ -240,8 +244,8 @@ struct PoolRef {
   }
 
  private:
-  [[nodiscard]] static LOOKAHEAD_HD bool recycled(std::uint32_t key) {
-    return static_cast<Source>(key >> 3 & 3) == Source::recycled;
+  [[nodiscard]] static LOOKAHEAD_HD bool is_recycled(std::uint32_t key) {
+    return PoolSet::source_of(key) == Source::recycled;
   }
   // `lanes`: full ones, and with each all that share its context.
   LOOKAHEAD_GROUP_FN template <class Tile, class Wants, class Visit>
@@ -254,7 +258,7 @@ struct PoolRef {
       if (!wants(k)) continue;
       const std::uint32_t stamp = words.load(&set.stamp[lane]);
       int rank = static_cast<int>(k & PoolSet::last_bits);
-      if (!recycled(k)) {
+      if (!is_recycled(k)) {
         const std::uint32_t same = words.match(set.key, ~PoolSet::last_bits, k & ~PoolSet::last_bits) & lanes;
         const int newer = detail::count_of(same & words.greater(set.stamp, stamp));
         rank = newer < 7 ? newer : 7;

@@ -93,7 +93,7 @@ static_assert(sizeof(PoolFileHeader) == 40 && sizeof(PoolSet) == 384);
 inline void clean(PoolSet& set, const PoolClock& clock, std::size_t vocabulary) {
   for (int i = 0; i < PoolSet::slots; ++i)
     if (set.stamp[i] <= clock.floor || set.stamp[i] > clock.now || set.token[i] >= vocabulary ||
-        static_cast<int>(set.key[i] >> 3 & 3) >= source_count)
+        static_cast<int>(PoolSet::source_of(set.key[i])) >= source_count)
       set.key[i] = set.token[i] = set.stamp[i] = 0;
 }
 

@@ -62,7 +62,7 @@ struct PoolEntry {
     return std::uint64_t{pool.set_of(context)} << 32 |
            (static_cast<std::uint32_t>(context) & PoolSet::fingerprint_mask);
   }
-  [[nodiscard]] LOOKAHEAD_HD Source source() const { return static_cast<Source>(key >> 3 & 3); }
+  [[nodiscard]] LOOKAHEAD_HD Source source() const { return PoolSet::source_of(static_cast<std::uint32_t>(key)); }
   /// As look-ups give it: of text and window entries their recency, at most 7.
   [[nodiscard]] LOOKAHEAD_HD int rank() const { return static_cast<int>(key & 7); }
 

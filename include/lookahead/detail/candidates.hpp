@@ -74,9 +74,9 @@ LOOKAHEAD_HD int context_hashes(const RowToken* tokens, const std::int32_t* pare
       out);
 }
 
-/// The candidates that the given contexts offer. `rate(class, find)` is the estimate of one, 0 leaves it out;
-/// `rate.wants(i)` may be false where it would leave out all that contexts[i] offers, and rate.wants(i, seen, of) where
-/// it would leave out those that were seen so often. The list is written, and may be read, by the lane that leads.
+/// The candidates that the given contexts offer. `rate(class, share, stamp)` is the estimate of one, 0 leaves it
+/// out; `rate.wants(i)` may be false where it would leave out all that contexts[i] offers, `rate.wants(i, share)` where
+/// it would leave out those with such a share. The list is written, and may be read, by the lane that leads.
 LOOKAHEAD_GROUP_FN template <class Tile, class Pool, class Rate>
 LOOKAHEAD_HD void collect(const Tile& tile, const Pool& pool, const std::uint64_t* contexts, int count,
                           const Rate& rate, CandidateList& list) {
@@ -85,11 +85,11 @@ LOOKAHEAD_HD void collect(const Tile& tile, const Pool& pool, const std::uint64_
     if (rate.wants(i)) pool.prefetch(tile, contexts[i]);
   for (int i = 0; i < count; ++i) {
     if (!rate.wants(i)) continue;
-    const auto wants = [&](int seen, int of) { return rate.wants(i, seen, of); };
+    const auto wants = [&](int seen, int of) { return rate.wants(i, Estimates::share(seen, of)); };
     pool.for_each(tile, contexts[i], wants, [&](const PoolFind& find) {
       const CandidateClass c = CandidateClass::of(i, find.source, find.rank);
-      const std::uint32_t rated = rate(c, find);
-      if (rated != 0 && tile.leads()) list.add(rated, c, Estimates::share(find.seen, find.of), find.token);
+      const std::uint32_t share = Estimates::share(find.seen, find.of), rated = rate(c, share, find.stamp);
+      if (rated != 0 && tile.leads()) list.add(rated, c, share, find.token);
     });
   }
 }

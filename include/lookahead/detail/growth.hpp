@@ -58,14 +58,11 @@ struct RateReach {
   [[nodiscard]] LOOKAHEAD_HD bool enough(std::uint32_t estimate) const {
     return std::uint64_t{reach} * estimate >> 32 > least;
   }
-  [[nodiscard]] LOOKAHEAD_HD bool wants(int i) const {
-    return enough(Estimates::with_share(best[i], Estimates::max_share));
+  [[nodiscard]] LOOKAHEAD_HD bool wants(int i, std::uint32_t share = Estimates::max_share) const {
+    return enough(Estimates::with_share(best[i], share));
   }
-  [[nodiscard]] LOOKAHEAD_HD bool wants(int i, int seen, int of) const {
-    return enough(Estimates::with_share(best[i], Estimates::share(seen, of)));
-  }
-  [[nodiscard]] LOOKAHEAD_HD std::uint32_t operator()(CandidateClass c, const PoolFind& find) const {
-    const std::uint32_t estimate = Estimates::with_share(probability[c.id], Estimates::share(find.seen, find.of));
+  [[nodiscard]] LOOKAHEAD_HD std::uint32_t operator()(CandidateClass c, std::uint32_t share, std::uint32_t) const {
+    const std::uint32_t estimate = Estimates::with_share(probability[c.id], share);
     return enough(estimate) ? estimate : 0U;
   }
 };

@@ -35,12 +35,11 @@ struct RateNewest {
   [[nodiscard]] LOOKAHEAD_HD int longest(Source source) const {
     return (source == Source::window && count > 3 ? 3 : count) - 1;
   }
-  [[nodiscard]] LOOKAHEAD_HD bool wants(int i) const {
+  [[nodiscard]] LOOKAHEAD_HD bool wants(int i, std::uint32_t = 0) const {
     return i == longest(Source::text) || i == longest(Source::window);
   }
-  [[nodiscard]] LOOKAHEAD_HD bool wants(int, int, int) const { return true; }
-  [[nodiscard]] LOOKAHEAD_HD std::uint32_t operator()(CandidateClass c, const PoolFind& find) const {
-    return c.source() == Source::recycled || c.length_index() != longest(c.source()) ? 0U : find.stamp;
+  [[nodiscard]] LOOKAHEAD_HD std::uint32_t operator()(CandidateClass c, std::uint32_t, std::uint32_t stamp) const {
+    return c.source() == Source::recycled || c.length_index() != longest(c.source()) ? 0U : stamp;
   }
 };
 

@@ -339,10 +339,9 @@ LOOKAHEAD_HD void resolve(const Gr& g, StepState<W, N, G, Token>& s, const Token
 /// Rates every candidate by its estimate.
 struct RateAll {
   const std::uint32_t* probability;
-  [[nodiscard]] LOOKAHEAD_HD bool wants(int) const { return true; }
-  [[nodiscard]] LOOKAHEAD_HD bool wants(int, int, int) const { return true; }
-  [[nodiscard]] LOOKAHEAD_HD std::uint32_t operator()(CandidateClass c, const PoolFind& find) const {
-    return Estimates::with_share(probability[c.id], Estimates::share(find.seen, find.of));
+  [[nodiscard]] LOOKAHEAD_HD bool wants(int, std::uint32_t = 0) const { return true; }
+  [[nodiscard]] LOOKAHEAD_HD std::uint32_t operator()(CandidateClass c, std::uint32_t share, std::uint32_t) const {
+    return Estimates::with_share(probability[c.id], share);
   }
 };
 
