@@ -3,7 +3,7 @@
 /// example and its lookup example, with the same model, prompts and threads; and beside the project's own CPU engine.
 /// Texts are compared with llama.cpp's own greedy loop. Where one forks, the distance of the two best logits there is
 /// told, and how far logits change with the size of a batch or the place in the cache in llama.cpp's own decoding, or
-/// with the engine: a fork that this does not explain is an error.
+/// with the engine: a fork of ours that this does not explain is an error.
 
 #include "lookahead/adapters/llama_cpp.hpp"
 
@@ -20,6 +20,7 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <iterator>
 #include <llama.h>
 #include <memory>
 #include <optional>
@@ -56,7 +57,7 @@ struct Options {
   std::vector<int> drafts = {2, 4, 8};
   std::size_t tokens = 96, every = 1, rows = 32;
   int threads = 2, context = 2048;
-  bool f16 = false;
+  bool f16 = false, lookahead = true;
 };
 
 /// The prompts of a set; the last newline is left out, as llama.cpp's programs do. Those of "long" are six texts of
@@ -132,7 +133,10 @@ class Plain {
   /// How far the logit of `a` lies above that of `b` behind a text whose last 64 tokens are evaluated one by one, as in
   /// plain decoding; and how far that changes when they are evaluated several at a time, or when the text lies
   /// elsewhere in the cache, behind a few tokens of another sequence.
-  std::pair<double, double> distance(Tokens of, Token a, Token b) {
+  std::pair<double, double> distance(const Tokens& text_before, Token a, Token b) {
+    // It takes many passes, and several ways to decode fork at one place.
+    if (text_before == latest_.text && a == latest_.a && b == latest_.b) return latest_.distance;
+    Tokens of = text_before;
     const auto with = [&](std::size_t rows, std::size_t shift) {
       llama_memory_clear(llama_get_memory(context_.get()), false);
       for (std::size_t i = 0; i < shift; ++i) {
@@ -155,7 +159,8 @@ class Plain {
       change = std::max(change, std::abs(with(rows, 0) - alone));
     for (const std::size_t shift : {1U, 2U, 3U, 5U, 7U, 9U, 11U, 13U})
       change = std::max(change, std::abs(with(1, shift) - alone));
-    return {alone, change};
+    latest_ = {text_before, a, b, {alone, change}};
+    return latest_.distance;
   }
 
   /// The logits behind a text whose last token is evaluated alone. Valid until the next call.
@@ -196,6 +201,13 @@ class Plain {
     }
   }
 
+  struct Place {
+    Tokens text;
+    Token a, b;
+    std::pair<double, double> distance;
+  };
+
+  Place latest_{};
   std::unique_ptr<llama_context, decltype(&llama_free)> context_;
   std::unique_ptr<llama_sampler, decltype(&llama_sampler_free)> sampler_;
   const llama_vocab* vocabulary_;
@@ -264,38 +276,71 @@ std::string quoted(const std::string& word) {
   return out + "'";
 }
 
-/// A program of llama.cpp. Its steps follow from what it prints: each yields one token and those that were accepted.
-/// Its clock starts behind the pass over the prompt's last token, which yields the first token that it counts; the
-/// other ways to decode count that pass, so it gets `first`, the seconds of a plain pass, on top.
-void run_peer(const std::string& program, const std::string& more, const std::string& prompt, const Options& o,
-              double first, Row& row) {
-  const std::filesystem::path file =
-      std::filesystem::temp_directory_path() / ("lookahead-bench-" + std::to_string(getpid()) + ".txt");
-  std::ofstream(file, std::ios::binary) << prompt << '\n';
-  const std::string command = quoted(o.peers + "/" + program) + " -m " + quoted(o.model) + " -f " +
-                              quoted(file.string()) + " -n " + std::to_string(o.tokens) + " -c " +
-                              std::to_string(o.context) + " -t " + std::to_string(o.threads) + " -tb " +
-                              std::to_string(o.threads) + " --temp 0 -fa off " + more + " 2>&1 </dev/null";
-  std::FILE* const pipe = popen(command.c_str(), "r");
-  if (pipe == nullptr) throw std::runtime_error(command + " cannot be run");
-  std::string output;
-  std::array<char, 4096> part{};
-  for (std::size_t n = 0; (n = std::fread(part.data(), 1, part.size(), pipe)) > 0;) output.append(part.data(), n);
-  const int status = pclose(pipe);
+std::string take(const std::filesystem::path& file) {
+  std::ifstream in(file, std::ios::binary);
+  std::string text(std::istreambuf_iterator<char>(in), {});
   std::filesystem::remove(file);
-  const auto number = [&](std::string_view key) {
-    const std::size_t at = output.rfind(key);
+  return text;
+}
+
+/// A program of llama.cpp, for as many tokens as the others. Its steps follow from what it prints: each yields one
+/// token and those that were accepted. Its last step may yield more than was asked for, which nobody counts. Its clock
+/// starts behind the pass over the prompt's last token, which yields the first token that it counts; the other ways to
+/// decode count that pass, so it gets `first`, the seconds of a plain pass, on top.
+void run_peer(const std::string& program, const std::string& more, const std::string& prompt, const Tokens& tokens,
+              const ModelFile& model, const Options& o, double first, Plain& plain, std::size_t number, Row& row) {
+  const std::filesystem::path file =
+      std::filesystem::temp_directory_path() / ("lookahead-bench-" + std::to_string(getpid()));
+  const std::filesystem::path input = file.string() + ".txt", written = file.string() + ".out",
+                              log = file.string() + ".log";
+  std::ofstream(input, std::ios::binary) << prompt << '\n';
+  // It stops behind the first step that yields more than -n tokens.
+  const std::string command = quoted(o.peers + "/" + program) + " -m " + quoted(o.model) + " -f " +
+                              quoted(input.string()) + " -n " + std::to_string(o.tokens - 1) + " -c " +
+                              std::to_string(o.context) + " -t " + std::to_string(o.threads) + " -tb " +
+                              std::to_string(o.threads) + " --temp 0 -fa off " + more;
+  const int status =
+      std::system((command + " >" + quoted(written.string()) + " 2>" + quoted(log.string()) + " </dev/null").c_str());
+  const std::string output = take(written), messages = take(log);
+  std::filesystem::remove(input);
+  const auto said = [&](std::string_view key) {
+    const std::size_t at = messages.rfind(key);
     if (status != 0 || at == std::string::npos)
       throw std::runtime_error(command + " did not say '" + std::string(key) + "'; it ended with status " +
-                               std::to_string(status) + " and the output\n" + output);
-    const std::size_t digits = output.find_first_of("0123456789", at + key.size());
-    return digits == std::string::npos ? 0.0 : std::atof(output.c_str() + digits);
+                               std::to_string(status) + " and the output\n" + output + messages);
+    const std::size_t digits = messages.find_first_of("0123456789", at + key.size());
+    return digits == std::string::npos ? 0.0 : std::atof(messages.c_str() + digits);
   };
-  const double tokens = number("n_predict"), accepted = number("n_accept");
-  row.tokens += tokens;
-  row.steps += tokens - accepted;
-  row.seconds += first + number(" tokens in ");  // the last such line is that of decoding
-  if (program == "llama-lookup") row.rows += tokens - accepted + number("n_drafted");
+  const double emitted = said("n_predict"), steps = emitted - said("n_accept");
+  row.tokens += std::min(emitted, static_cast<double>(o.tokens));
+  row.steps += steps;
+  row.seconds += first + said(" tokens in ");  // the last such line is that of decoding
+  if (program == "llama-lookup") row.rows += steps + said("n_drafted");
+
+  // It writes two line ends, the prompt and the text, control tokens by name.
+  std::string expected = "\n\n";
+  const auto expect = [&](Token token) {
+    std::array<char, 256> piece{};
+    const std::int32_t length =
+        llama_token_to_piece(model.vocabulary(), token, piece.data(), static_cast<std::int32_t>(piece.size()), 0, true);
+    expected.append(piece.data(), static_cast<std::size_t>(std::max(length, 0)));
+    return output.starts_with(expected);
+  };
+  for (const Token token : tokens) expect(token);
+  if (!output.starts_with(expected))
+    throw std::runtime_error(command + " did not begin with the prompt: '" + output.substr(0, expected.size()) + "'");
+  ++row.texts;
+  const auto fork = std::ranges::find_if_not(plain.text, expect);
+  if (fork == plain.text.end()) return;
+  const auto at = static_cast<std::size_t>(fork - plain.text.begin());
+  Tokens before = tokens;
+  before.insert(before.end(), plain.text.begin(), fork);
+  const std::span<const float> logits = plain.logits_behind(before);
+  std::size_t second = *fork == 0 ? 1 : 0;
+  for (std::size_t t = 0; t < logits.size(); ++t)
+    if (static_cast<Token>(t) != *fork && logits[t] > logits[second]) second = t;
+  const auto [apart, noise] = plain.distance(before, *fork, static_cast<Token>(second));
+  row.forks.push_back({number, at, std::max(plain.gaps[at], std::abs(apart)), noise});
 }
 
 /// Prints one set's table. Returns how many forks are no near ties.
@@ -340,7 +385,7 @@ std::size_t measure(const std::string& set, const ModelFile& file, const Options
   }
   const std::size_t peer_row = rows.size();
   if (!o.peers.empty()) {
-    rows.push_back({.name = "llama-lookahead"});
+    if (o.lookahead) rows.push_back({.name = "llama-lookahead"});
     for (const int draft : o.drafts) rows.push_back({.name = "llama-lookup, draft " + std::to_string(draft)});
   }
   // The first pass reads the weights from the disk, which is charged to nobody.
@@ -360,10 +405,12 @@ std::size_t measure(const std::string& set, const ModelFile& file, const Options
       run(*own_decoder, tokens, o, plain, of_own, p * o.every, rows[own_row + 1]);
     }
     if (o.peers.empty()) continue;
-    run_peer("llama-lookahead", "", prompt, o, first, rows[peer_row]);
+    const auto peer = [&](const std::string& program, const std::string& more, Row& row) {
+      run_peer(program, more, prompt, tokens, file, o, first, plain, p * o.every, row);
+    };
+    if (o.lookahead) peer("llama-lookahead", "", rows[peer_row]);
     for (std::size_t d = 0; d < o.drafts.size(); ++d)
-      run_peer("llama-lookup", "--spec-draft-n-max " + std::to_string(o.drafts[d]), prompt, o, first,
-               rows[peer_row + 1 + d]);
+      peer("llama-lookup", "--spec-draft-n-max " + std::to_string(o.drafts[d]), rows[peer_row + o.lookahead + d]);
   }
   std::printf("\n%s: %zu prompts, at most %zu tokens each\n%-24s %11s %10s %9s %9s  %s\n", set.c_str(), prompts.size(),
               o.tokens, "", "tokens/step", "rows/step", "tokens/s", "of plain", "texts");
@@ -375,7 +422,7 @@ std::size_t measure(const std::string& set, const ModelFile& file, const Options
           "%s, prompt %zu forks at token %zu: the best logits are %.4f apart, and the %s changes logits by %.4f\n",
           row.name.c_str(), fork.prompt, fork.token, fork.gap,
           row.name.starts_with("our engine") ? "engine" : "place in batch or cache", fork.noise);
-      unexplained += fork.near_tie() ? 0 : 1;
+      unexplained += fork.near_tie() || row.name.starts_with("llama-") ? 0 : 1;
     }
   std::fflush(stdout);
   return unexplained;
@@ -422,6 +469,7 @@ int main(int argc, char** argv) {
   app.add_option("--peers", o.peers,
                  "Folder of llama-lookahead and llama-lookup: bin/ of what "
                  "examples/fetch_llama_cpp.sh --peers prints; without it they are left out");
+  app.add_flag("!--without-lookahead", o.lookahead, "Leaves out llama-lookahead, which takes half of the time");
   app.add_option("--sets", o.sets,
                  "code, docs, long (six of docs), humaneval, all raw; chat (in the model's chat template)")
       ->delimiter(',')
