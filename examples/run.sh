@@ -45,8 +45,7 @@ build() {
     cmake --build "$build" --target "$target" -- --quiet | sed '/no work to do/d'
   else
     echo "building the demo in $build"
-    cmake --fresh -S "$root" -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release \
-      -DLOOKAHEAD_BUILD_TESTS=OFF -DLOOKAHEAD_BUILD_BENCH=OFF "$@"
+    cmake --fresh --preset demo -S "$root" -B "$build" "$@"
     cmake --build "$build" --target "$target"
   fi
 }
