@@ -3,6 +3,7 @@
 /// What a forward-pass engine must offer to be decoded with, as small named concepts: a compiler that rejects an engine
 /// names the one requirement that is missing.
 
+#include <algorithm>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -113,12 +114,23 @@ std::size_t top_tokens(M& model, int row, std::span<typename M::token_type> out)
     return model.top_tokens(row, out);
   } else if constexpr (LogitsModel<M>) {
     const std::span<const float> logits = model.logits(row);
+    constexpr std::size_t block = 32;  // compared at once, in vectors: few have a token that enters
+    const auto last = [&](std::size_t n) { return logits[static_cast<std::size_t>(out[n - 1])]; };
     std::size_t n = 0;
-    for (std::size_t t = 0; t < logits.size(); ++t) {
-      if (n == out.size() && !(logits[t] > logits[static_cast<std::size_t>(out[n - 1])])) continue;
-      std::size_t i = n < out.size() ? n++ : n - 1;
-      for (; i > 0 && logits[t] > logits[static_cast<std::size_t>(out[i - 1])]; --i) out[i] = out[i - 1];
-      out[i] = static_cast<Token>(t);
+    for (std::size_t first = 0; first < logits.size(); first += block) {
+      const std::span<const float> part = logits.subspan(first, std::min(block, logits.size() - first));
+      if (n == out.size() && part.size() == block) {
+        const float bound = last(n);
+        int enters = 0;
+        for (std::size_t i = 0; i < block; ++i) enters |= part[i] > bound ? 1 : 0;
+        if (enters == 0) continue;
+      }
+      for (std::size_t t = first; t < first + part.size(); ++t) {
+        if (n == out.size() && !(logits[t] > last(n))) continue;
+        std::size_t i = n < out.size() ? n++ : n - 1;
+        for (; i > 0 && logits[t] > last(i); --i) out[i] = out[i - 1];
+        out[i] = static_cast<Token>(t);
+      }
     }
     return n;
   } else {
