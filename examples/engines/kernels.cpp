@@ -253,8 +253,11 @@ template <class T>
 void decode_panel(const Panel& w, int columns, float* out, int stride) {
   for (int t = 0; t < w.outputs; ++t) {
     const auto decode_block = [&](const std::byte* from, int b) __attribute__((always_inline)) {
+      F v[vectors];  // all before any is stored, which would make the compiler read the scales again
       LOOKAHEAD_UNROLL
-      for (int i = 0; i < vectors; ++i) store(out + t * stride + b * block_size + i * lanes, T::vector(from, i));
+      for (int i = 0; i < vectors; ++i) v[i] = T::vector(from, i);
+      LOOKAHEAD_UNROLL
+      for (int i = 0; i < vectors; ++i) store(out + t * stride + b * block_size + i * lanes, v[i]);
     };
     const std::byte* at = w.data + size(t) * w.stride;
     const int rest = columns % block_size;
