@@ -61,6 +61,7 @@ LOOKAHEAD_INLINE void keep_in_register([[maybe_unused]] F& value) {
   asm("" : "+x"(value));
 #endif
 }
+LOOKAHEAD_INLINE void keep_in_register(const float*& value) { asm("" : "+r"(value)); }
 LOOKAHEAD_INLINE F bits_to_float(I bits) { return load<F>(&bits); }
 LOOKAHEAD_INLINE I float_to_bits(F value) { return load<I>(&value); }
 
@@ -252,8 +253,11 @@ template <class T>
 void decode_panel(const Panel& w, int columns, float* out, int stride) {
   for (int t = 0; t < w.outputs; ++t) {
     const auto decode_block = [&](const std::byte* from, int b) __attribute__((always_inline)) {
+      F v[vectors];  // all before any is stored, which would make the compiler read the scales again
       LOOKAHEAD_UNROLL
-      for (int i = 0; i < vectors; ++i) store(out + t * stride + b * block_size + i * lanes, T::vector(from, i));
+      for (int i = 0; i < vectors; ++i) v[i] = T::vector(from, i);
+      LOOKAHEAD_UNROLL
+      for (int i = 0; i < vectors; ++i) store(out + t * stride + b * block_size + i * lanes, v[i]);
     };
     const std::byte* at = w.data + size(t) * w.stride;
     const int rest = columns % block_size;
@@ -274,9 +278,11 @@ void decode_panel(const Panel& w, int columns, float* out, int stride) {
 constexpr int tile_outputs(int rows) { return most_sums / rows < 8 ? most_sums / rows : 8; }
 
 /// Weights that come into the cache meanwhile. Memory is as busy as the arithmetic only where they are spread evenly.
+/// Many rows share the fetching of the next group of outputs, line by line. One tile of rows fetches its next tile.
 struct Ahead {
   const std::byte* at;
   std::ptrdiff_t share;  ///< bytes for each tile of rows in a panel
+  int outputs;           ///< from the panel's first to the matrix's last, or 0: no fetching by tiles of outputs
 };
 
 /// Adds the products of a panel and `rows` rows to their accumulators, sums[output of a tile][row], and writes to `y`
@@ -288,6 +294,7 @@ template <class T, int rows>
   const int tiles = (w.outputs + outputs - 1) / outputs;
   for (int first = 0; first < w.outputs; first += outputs) {
     const std::byte* from[outputs];
+    const std::size_t step = first + 2 * outputs <= ahead.outputs ? outputs * w.stride : 0;
     for (int t = 0; t < outputs; ++t) from[t] = w.data + size(first + t < w.outputs ? first + t : first) * w.stride;
     const std::byte* next = ahead.at + ahead.share * (first / outputs) / tiles;
     const std::byte* const end = ahead.at + ahead.share * (first / outputs + 1) / tiles;
@@ -299,7 +306,7 @@ template <class T, int rows>
       for (int i = 0; i < rows * outputs; ++i) sum[i] = carry[i];
     }
     const float* at = x;
-    for (int b = 0; b < w.blocks; ++b, at += block_size) {
+    for (int b = 0; b < w.blocks; ++b) {
       if constexpr (rows <= outputs) {  // outputs one by one: a block's bits are read once
         LOOKAHEAD_UNROLL
         for (int t = 0; t < outputs; ++t) {
@@ -312,6 +319,7 @@ template <class T, int rows>
               sum[r * outputs + t] = fused(load(at + size(r) * ldx + i * lanes), v, sum[r * outputs + t]);
           }
         }
+        at += block_size;
       } else {
         LOOKAHEAD_UNROLL
         for (int i = 0; i < vectors; ++i) {
@@ -320,12 +328,18 @@ template <class T, int rows>
           for (int t = 0; t < outputs; ++t) keep_in_register(v[t] = T::vector(from[t], i));
           LOOKAHEAD_UNROLL
           for (int r = 0; r < rows; ++r) {
-            F u = load(at + size(r) * ldx + i * lanes);
+            F u = load(at + size(r) * ldx);
             keep_in_register(u);
             LOOKAHEAD_UNROLL
             for (int t = 0; t < outputs; ++t) sum[r * outputs + t] = fused(u, v[t], sum[r * outputs + t]);
           }
+          keep_in_register(at += lanes);  // or every vector of a block has addresses of its own, too many for registers
         }
+      }
+      if (step != 0) {
+        LOOKAHEAD_UNROLL
+        for (int t = 0; t < outputs; ++t)
+          for (int i = 0; i < T::bytes; i += 64) __builtin_prefetch(from[t] + step + i, 0, 2);
       }
       for (std::ptrdiff_t l = 0; l < lines && next < end; ++l, next += 64) __builtin_prefetch(next, 0, 2);
       LOOKAHEAD_UNROLL
@@ -339,9 +353,14 @@ template <class T, int rows>
     float out[in_all];
     LOOKAHEAD_UNROLL
     for (int i = 0; i < in_all; i += summed) sum_lanes(sum + i, out + i);
-    const int count = w.outputs - first < outputs ? w.outputs - first : outputs;
-    for (int r = 0; r < rows; ++r)
-      for (int t = 0; t < count; ++t) y[size(r) * ldy + size(first + t)] = out[r * outputs + t];
+    float* to = y + first;
+    if (w.outputs - first >= outputs) {
+      LOOKAHEAD_UNROLL
+      for (int r = 0; r < rows; ++r, to += ldy) std::memcpy(to, out + r * outputs, sizeof(float) * outputs);
+    } else {
+      for (int r = 0; r < rows; ++r, to += ldy)
+        for (int t = 0; t < w.outputs - first; ++t) to[t] = out[r * outputs + t];
+    }
   }
   ahead.at += ahead.share;
 }
@@ -381,8 +400,12 @@ void multiply_as(const Matrix& w, int first, int last, const float* x, std::size
   for (int o = first, outputs; o < last; o += outputs) {
     outputs = last - o < group_outputs ? last - o : group_outputs;
     const int behind = w.outputs - o - outputs < group_outputs ? w.outputs - o - outputs : group_outputs;
-    Ahead ahead{w.data + size(o + outputs) * w.stride,
-                static_cast<std::ptrdiff_t>(size(behind) * w.stride) / ((rows + most_rows - 1) / most_rows * panels)};
+    Ahead ahead{w.data + size(o + outputs) * w.stride, 0, 0};
+    if (!T::packed && rows <= most_rows && w.columns % block_size == 0)
+      ahead.outputs = w.outputs - o;
+    else
+      ahead.share =
+          static_cast<std::ptrdiff_t>(size(behind) * w.stride) / ((rows + most_rows - 1) / most_rows * panels);
     for (int r = 0, some; r < rows; r += some) {
       const int parts = (rows - r + most - 1) / most;
       some = (rows - r + parts - 1) / parts;
