@@ -24,6 +24,7 @@
 #include <llama.h>
 #include <memory>
 #include <optional>
+#include <random>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -131,13 +132,14 @@ class Plain {
   std::vector<double> gaps{};
 
   /// How far the logit of `a` lies above that of `b` behind a text whose last 64 tokens are evaluated one by one, as in
-  /// plain decoding; and how far that changes when they are evaluated several at a time, or when the text lies
-  /// elsewhere in the cache, behind a few tokens of another sequence.
+  /// plain decoding; and how far that changes when they are evaluated several at a time, as many each time or not, or
+  /// when the text lies elsewhere in the cache, behind a few tokens of another sequence.
   std::pair<double, double> distance(const Tokens& text_before, Token a, Token b) {
     // It takes many passes, and several ways to decode fork at one place.
     if (text_before == latest_.text && a == latest_.a && b == latest_.b) return latest_.distance;
     Tokens of = text_before;
-    const auto with = [&](std::size_t rows, std::size_t shift) {
+    // `next` gives the sizes of batches.
+    const auto with = [&](std::size_t shift, auto&& next) {
       llama_memory_clear(llama_get_memory(context_.get()), false);
       for (std::size_t i = 0; i < shift; ++i) {
         llama_pos position = static_cast<llama_pos>(i);
@@ -146,19 +148,26 @@ class Plain {
         llama_batch batch = {1, &of[0], nullptr, &position, &count, &others, nullptr};
         if (llama_decode(context_.get(), batch) != 0) throw std::runtime_error("llama_decode failed");
       }
-      const std::size_t tail = of.size() - std::min<std::size_t>(64, of.size());
-      decode(std::span(of).first(tail));
-      for (std::size_t i = tail; i < of.size(); i += rows)
-        decode(std::span(of).subspan(i, std::min(rows, of.size() - i)));
+      std::size_t done = of.size() - std::min<std::size_t>(64, of.size());
+      decode(std::span(of).first(done));
+      while (done < of.size()) {
+        const std::size_t rows = std::min<std::size_t>(next(), of.size() - done);
+        decode(std::span(of).subspan(done, rows));
+        done += rows;
+      }
       const float* const logits = llama_get_logits_ith(context_.get(), -1);
       return double{logits[a]} - double{logits[b]};
     };
-    const double alone = with(1, 0);
+    const auto single = [] { return std::size_t{1}; };
+    const double alone = with(0, single);
     double change = 0;
     for (const std::size_t rows : {2U, 3U, 4U, 5U, 6U, 7U, 8U, 10U, 12U, 16U, 20U, 24U, 32U, 48U, 64U})
-      change = std::max(change, std::abs(with(rows, 0) - alone));
+      change = std::max(change, std::abs(with(0, [&] { return rows; }) - alone));
     for (const std::size_t shift : {1U, 2U, 3U, 5U, 7U, 9U, 11U, 13U})
-      change = std::max(change, std::abs(with(1, shift) - alone));
+      change = std::max(change, std::abs(with(shift, single) - alone));
+    std::mt19937 random(1);
+    for (int i = 0; i < 24; ++i)
+      change = std::max(change, std::abs(with(0, [&] { return std::size_t{1} + random() % 12; }) - alone));
     latest_ = {text_before, a, b, {alone, change}};
     return latest_.distance;
   }
