@@ -297,7 +297,8 @@ std::string take(const std::filesystem::path& file) {
 /// starts behind the pass over the prompt's last token, which yields the first token that it counts; the other ways to
 /// decode count that pass, so it gets `first`, the seconds of a plain pass, on top.
 void run_peer(const std::string& program, const std::string& more, const std::string& prompt, const Tokens& tokens,
-              const ModelFile& model, const Options& o, double first, Plain& plain, std::size_t number, Row& row) {
+              const Tokenizer& tokenizer, const llama_vocab* vocabulary, const Options& o, double first, Plain& plain,
+              std::size_t number, Row& row) {
   const std::filesystem::path file =
       std::filesystem::temp_directory_path() / ("lookahead-bench-" + std::to_string(getpid()));
   const std::filesystem::path input = file.string() + ".txt", written = file.string() + ".out",
@@ -329,10 +330,8 @@ void run_peer(const std::string& program, const std::string& more, const std::st
   // It writes two line ends, the prompt and the text, control tokens by name.
   std::string expected = "\n\n";
   const auto expect = [&](Token token) {
-    std::array<char, 256> piece{};
-    const std::int32_t length =
-        llama_token_to_piece(model.vocabulary(), token, piece.data(), static_cast<std::int32_t>(piece.size()), 0, true);
-    expected.append(piece.data(), static_cast<std::size_t>(std::max(length, 0)));
+    const std::string_view piece = tokenizer.piece(token);
+    expected += piece.empty() ? llama_vocab_get_text(vocabulary, token) : piece;
     return output.starts_with(expected);
   };
   for (const Token token : tokens) expect(token);
@@ -415,7 +414,7 @@ std::size_t measure(const std::string& set, const ModelFile& file, const Options
     }
     if (o.peers.empty()) continue;
     const auto peer = [&](const std::string& program, const std::string& more, Row& row) {
-      run_peer(program, more, prompt, tokens, file, o, first, plain, p * o.every, row);
+      run_peer(program, more, prompt, tokens, tokenizer, file.vocabulary(), o, first, plain, p * o.every, row);
     };
     if (o.lookahead) peer("llama-lookahead", "", rows[peer_row]);
     for (std::size_t d = 0; d < o.drafts.size(); ++d)

@@ -185,14 +185,16 @@ struct PoolRef {
     const std::uint32_t lanes = words.match(set.key, PoolSet::fingerprint_mask,
                                             static_cast<std::uint32_t>(placed) & PoolSet::fingerprint_mask) &
                                 words.greater(set.stamp, words.load(&clock->floor));
-    std::uint64_t sums = 0;  // 16 bits a source; an entry that is alone needs none
+    // 16 bits a source; an entry that is alone needs none
+    const auto bits_of = [](std::uint32_t k) { return static_cast<int>(PoolSet::source_of(k)) * 16; };
+    std::uint64_t sums = 0;
     for (std::uint32_t left = (lanes & (lanes - 1)) != 0 ? lanes : 0; left != 0; left &= left - 1) {
       const std::uint32_t k = words.load(&set.key[detail::lowest(left)]);
-      sums += std::uint64_t{1 + (k & PoolSet::last_bits)} << (k >> 3 & 3) * 16;
+      sums += std::uint64_t{1 + (k & PoolSet::last_bits)} << bits_of(k);
     }
     const auto seen = [](std::uint32_t k) { return is_recycled(k) ? 1 : 1 + static_cast<int>(k & PoolSet::last_bits); };
     const auto of = [&](std::uint32_t k) {
-      const int sum = is_recycled(k) ? 1 : static_cast<int>(sums >> (k >> 3 & 3) * 16 & 0xFFFF);
+      const int sum = is_recycled(k) ? 1 : static_cast<int>(sums >> bits_of(k) & 0xFFFF);
       return sum > seen(k) ? sum : seen(k);  // another thread may have changed the set meanwhile
     };
     visit_lanes(
