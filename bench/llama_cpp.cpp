@@ -38,6 +38,7 @@
 #include "engines/llama_engine.hpp"
 #include "llama_cpp_demo.hpp"
 #include "prompt_texts.hpp"
+#include "times.hpp"
 
 #include "lookahead/lookahead.hpp"
 
@@ -56,7 +57,7 @@ struct Options {
   std::string model, peers;
   std::vector<std::string> sets = {"humaneval"};
   std::vector<int> drafts = {2, 4, 8};
-  std::size_t tokens = 96, every = 1, rows = 32;
+  std::size_t tokens = 96, every = 1, rows = 32, rounds = 1;
   int threads = 2, context = 2048;
   bool f16 = false, lookahead = true;
 };
@@ -89,14 +90,25 @@ struct Fork {
   [[nodiscard]] bool near_tie() const { return gap <= 2 * noise; }
 };
 
-/// One way to decode: what it did over all prompts.
+/// One way to decode: what it did over all prompts, in all rounds.
 struct Row {
   std::string name;
-  double tokens = 0, steps = 0, rows = 0, seconds = 0;
-  std::size_t texts = 0;  ///< compared with plain
+  double tokens = 0, steps = 0, rows = 0;
+  lookahead::bench::Times times{};  ///< of as many tokens as plain decoding's texts have
+  std::size_t texts = 0;            ///< compared with plain
   std::vector<Fork> forks{};
 
-  void print(double plain) const {
+  /// Counts a text.
+  void add(std::size_t prompt, double seconds, double its_tokens, double its_steps, double its_rows,
+           std::size_t plain_tokens) {
+    times.add(prompt, seconds * static_cast<double>(plain_tokens) / its_tokens);
+    tokens += its_tokens;
+    steps += its_steps;
+    rows += its_rows;
+  }
+
+  /// `plain_tokens`: of all prompts, once.
+  void print(const Row& plain, double plain_tokens, const Row& ours) const {
     std::array<char, 64> compared{};
     if (texts > 0) {
       const auto ties = static_cast<std::size_t>(std::ranges::count_if(forks, &Fork::near_tie));
@@ -104,8 +116,15 @@ struct Row {
                     ties, forks.size() - ties);
     }
     const auto per_step = [&](double sum) { return steps > 0 ? sum / steps : 0; };
-    std::printf("%-24s %11.2f %10.2f %9.1f %9.2f  %s\n", name.c_str(), per_step(tokens), per_step(rows),
-                tokens / seconds, tokens / seconds / plain, compared.data());
+    const auto faster = [](const Row& a, const Row& b) {
+      const auto [low, high] = lookahead::bench::interval(a.times, b.times);
+      std::array<char, 64> text{};
+      std::snprintf(text.data(), text.size(), "%.2f (%.2f to %.2f)", a.times.seconds() / b.times.seconds(), low, high);
+      return std::string(text.data());
+    };
+    std::printf("%-24s %11.2f %10.2f %9.1f  %s  %s  %s\n", name.c_str(), per_step(tokens), per_step(rows),
+                plain_tokens / times.seconds(), faster(plain, *this).c_str(), faster(*this, ours).c_str(),
+                compared.data());
   }
 };
 
@@ -228,26 +247,25 @@ using Distance = std::function<std::pair<double, double>(const Tokens& of, Token
 /// Our own decoding.
 template <class M>
 void run(lookahead::Decoder<M>& decoder, const Tokens& prompt, const Options& o, const Plain& plain,
-         const Distance& distance, std::size_t number, Row& row) {
+         const Distance& distance, std::size_t prompt_index, Row& row) {
   decoder.start(prompt);
   Tokens text;
   const auto begin = Clock::now();
   const lookahead::Generation done =
       decoder.run(o.tokens, [&](std::span<const Token> block) { text.insert(text.end(), block.begin(), block.end()); });
-  row.seconds += std::chrono::duration<double>(Clock::now() - begin).count();
-  row.tokens += static_cast<double>(done.tokens);
-  row.steps += static_cast<double>(done.steps);
-  row.rows += static_cast<double>(done.rows);
+  row.add(prompt_index, std::chrono::duration<double>(Clock::now() - begin).count(), static_cast<double>(done.tokens),
+          static_cast<double>(done.steps), static_cast<double>(done.rows), plain.text.size());
   ++row.texts;
   if (text == plain.text) return;
   const auto same = std::ranges::mismatch(text, plain.text).in2;
   const auto at = static_cast<std::size_t>(same - plain.text.begin());
   if (at == std::min(text.size(), plain.text.size()))
-    throw std::runtime_error("prompt " + std::to_string(number) + ": a text ends where plain decoding's does not");
+    throw std::runtime_error("prompt " + std::to_string(prompt_index * o.every) +
+                             ": a text ends where plain decoding's does not");
   Tokens before = prompt;
   before.insert(before.end(), plain.text.begin(), same);
   const auto [apart, noise] = distance(before, *same, text[at]);
-  row.forks.push_back({number, at, std::max(plain.gaps[at], std::abs(apart)), noise});
+  row.forks.push_back({prompt_index * o.every, at, std::max(plain.gaps[at], std::abs(apart)), noise});
 }
 
 /// The project's own CPU engine on the same file, where it can load it: its architecture is Llama's.
@@ -298,7 +316,7 @@ std::string take(const std::filesystem::path& file) {
 /// decode count that pass, so it gets `first`, the seconds of a plain pass, on top.
 void run_peer(const std::string& program, const std::string& more, const std::string& prompt, const Tokens& tokens,
               const Tokenizer& tokenizer, const llama_vocab* vocabulary, const Options& o, double first, Plain& plain,
-              std::size_t number, Row& row) {
+              std::size_t prompt_index, Row& row) {
   const std::filesystem::path file =
       std::filesystem::temp_directory_path() / ("lookahead-bench-" + std::to_string(getpid()));
   const std::filesystem::path input = file.string() + ".txt", written = file.string() + ".out",
@@ -322,10 +340,9 @@ void run_peer(const std::string& program, const std::string& more, const std::st
     return digits == std::string::npos ? 0.0 : std::atof(messages.c_str() + digits);
   };
   const double emitted = said("n_predict"), steps = emitted - said("n_accept");
-  row.tokens += std::min(emitted, static_cast<double>(o.tokens));
-  row.steps += steps;
-  row.seconds += first + said(" tokens in ");  // the last such line is that of decoding
-  if (program == "llama-lookup") row.rows += steps + said("n_drafted");
+  const double rows = program == "llama-lookup" ? steps + said("n_drafted") : 0;
+  row.add(prompt_index, first + said(" tokens in "),  // the last such line is that of decoding
+          std::min(emitted, static_cast<double>(o.tokens)), steps, rows, plain.text.size());
 
   // It writes two line ends, the prompt and the text, control tokens by name.
   std::string expected = "\n\n";
@@ -348,7 +365,7 @@ void run_peer(const std::string& program, const std::string& more, const std::st
   for (std::size_t t = 0; t < logits.size(); ++t)
     if (static_cast<Token>(t) != *fork && logits[t] > logits[second]) second = t;
   const auto [apart, noise] = plain.distance(before, *fork, static_cast<Token>(second));
-  row.forks.push_back({number, at, std::max(plain.gaps[at], std::abs(apart)), noise});
+  row.forks.push_back({prompt_index * o.every, at, std::max(plain.gaps[at], std::abs(apart)), noise});
 }
 
 /// Prints one set's table. Returns how many forks are no near ties.
@@ -386,6 +403,7 @@ std::size_t measure(const std::string& set, const ModelFile& file, const Options
   const Distance of_own = [&](const Tokens& of, Token a, Token b) { return own->distance(plain, of, a, b); };
 
   std::vector<Row> rows = {{.name = "plain (llama.cpp)"}, {.name = "ours, one row"}, {.name = "ours"}};
+  const std::size_t ours_row = 2;
   const std::size_t own_row = rows.size();
   if (own) {
     rows.push_back({.name = "our engine, plain"});
@@ -398,31 +416,34 @@ std::size_t measure(const std::string& set, const ModelFile& file, const Options
   }
   // The first pass reads the weights from the disk, which is charged to nobody.
   plain.run(tokenizer.encode(prompts[0], tokenizer.add_bos(), true), 1);
+  double plain_tokens = 0;
   for (std::size_t p = 0; p < prompts.size(); ++p) {
     const std::string& prompt = prompts[p];
     const Tokens tokens = tokenizer.encode(prompt, tokenizer.add_bos(), true);
-    const double seconds = plain.run(tokens, o.tokens), first = seconds / static_cast<double>(plain.text.size());
-    rows[0].seconds += seconds;
-    rows[0].tokens += static_cast<double>(plain.text.size());
-    rows[0].steps += static_cast<double>(plain.text.size());
-    rows[0].rows += static_cast<double>(plain.text.size());
-    run(single, tokens, o, plain, of_llama, p * o.every, rows[1]);
-    run(ours, tokens, o, plain, of_llama, p * o.every, rows[2]);
-    if (own) {
-      run(*own_single, tokens, o, plain, of_own, p * o.every, rows[own_row]);
-      run(*own_decoder, tokens, o, plain, of_own, p * o.every, rows[own_row + 1]);
+    for (std::size_t round = 0; round < o.rounds; ++round) {
+      const double seconds = plain.run(tokens, o.tokens);
+      const auto count = static_cast<double>(plain.text.size());
+      rows[0].add(p, seconds, count, count, count, plain.text.size());
+      if (round == 0) plain_tokens += count;
+      run(single, tokens, o, plain, of_llama, p, rows[1]);
+      run(ours, tokens, o, plain, of_llama, p, rows[ours_row]);
+      if (own) {
+        run(*own_single, tokens, o, plain, of_own, p, rows[own_row]);
+        run(*own_decoder, tokens, o, plain, of_own, p, rows[own_row + 1]);
+      }
+      if (o.peers.empty()) continue;
+      const auto peer = [&](const std::string& program, const std::string& more, Row& row) {
+        run_peer(program, more, prompt, tokens, tokenizer, file.vocabulary(), o, seconds / count, plain, p, row);
+      };
+      if (o.lookahead) peer("llama-lookahead", "", rows[peer_row]);
+      for (std::size_t d = 0; d < o.drafts.size(); ++d)
+        peer("llama-lookup", "--spec-draft-n-max " + std::to_string(o.drafts[d]), rows[peer_row + o.lookahead + d]);
     }
-    if (o.peers.empty()) continue;
-    const auto peer = [&](const std::string& program, const std::string& more, Row& row) {
-      run_peer(program, more, prompt, tokens, tokenizer, file.vocabulary(), o, first, plain, p * o.every, row);
-    };
-    if (o.lookahead) peer("llama-lookahead", "", rows[peer_row]);
-    for (std::size_t d = 0; d < o.drafts.size(); ++d)
-      peer("llama-lookup", "--spec-draft-n-max " + std::to_string(o.drafts[d]), rows[peer_row + o.lookahead + d]);
   }
-  std::printf("\n%s: %zu prompts, at most %zu tokens each\n%-24s %11s %10s %9s %9s  %s\n", set.c_str(), prompts.size(),
-              o.tokens, "", "tokens/step", "rows/step", "tokens/s", "of plain", "texts");
-  for (const Row& row : rows) row.print(rows[0].tokens / rows[0].seconds);
+  std::printf("\n%s: %zu prompts, at most %zu tokens each\n%-24s %11s %10s %9s  %-19s  %-19s  %s\n", set.c_str(),
+              prompts.size(), o.tokens, "", "tokens/step", "rows/step", "tokens/s", "of plain (95%)", "ours is (95%)",
+              "texts");
+  for (const Row& row : rows) row.print(rows[0], plain_tokens, rows[ours_row]);
   std::size_t unexplained = 0;
   for (const Row& row : rows)
     for (const Fork& fork : row.forks) {
@@ -485,6 +506,8 @@ int main(int argc, char** argv) {
   app.add_option("--drafts", o.drafts, "Draft lengths of llama-lookup")->delimiter(',')->check(CLI::Range(1, 64));
   app.add_option("--tokens", o.tokens, "Most tokens for each prompt")->check(CLI::PositiveNumber);
   app.add_option("--every", o.every, "Take every so many-th prompt of a set")->check(CLI::PositiveNumber);
+  app.add_option("--rounds", o.rounds, "Rounds, interleaved; the median time of each prompt counts")
+      ->check(CLI::PositiveNumber);
   app.add_option("--rows", o.rows, "Most rows of a step of ours")->check(CLI::Range(2, 184));
   app.add_option("--threads", o.threads, "Threads")->check(CLI::Range(1, 256));
   app.add_option("--context", o.context, "Longest context in tokens")->check(CLI::Range(64, 1 << 20));

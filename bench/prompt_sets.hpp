@@ -18,14 +18,10 @@ namespace lookahead::bench {
 /// model's chat template, and random tokens.
 inline const std::vector<std::string> prompt_sets{"code", "docs", "humaneval", "chat", "random"};
 
-/// The prompts of a set, without the white space at their ends, behind which models go on badly. Throws InvalidArgument
-/// where the files are not there, and what `chat_tokens` throws.
+/// The prompts of a set, raw ones `without_space_at_end`. Throws InvalidArgument where the files are not there, and
+/// what `chat_tokens` throws.
 inline std::vector<std::vector<std::int32_t>> load_prompts(const std::string& set, const engines::GgufFile& file,
                                                            const engines::Tokenizer& tokenizer) {
-  const auto raw = [&](std::string text) {
-    text.erase(text.find_last_not_of(" \t\r\n") + 1);
-    return tokenizer.encode(text, tokenizer.add_bos());
-  };
   std::vector<std::vector<std::int32_t>> prompts;
   if (set == "random") {
     std::mt19937 random(1);
@@ -36,7 +32,8 @@ inline std::vector<std::vector<std::int32_t>> load_prompts(const std::string& se
     return prompts;
   }
   for (const std::string& text : load_texts(set_path(set)))
-    prompts.push_back(set == "chat" ? examples::chat_tokens(file, tokenizer, text) : raw(text));
+    prompts.push_back(set == "chat" ? examples::chat_tokens(file, tokenizer, text)
+                                    : tokenizer.encode(without_space_at_end(text), tokenizer.add_bos()));
   return prompts;
 }
 

@@ -49,6 +49,12 @@ inline std::vector<std::string> load_texts(const std::filesystem::path& path) {
   return texts;
 }
 
+/// A raw prompt without the white space at its end, behind which models go on badly.
+inline std::string without_space_at_end(std::string text) {
+  text.erase(text.find_last_not_of(" \t\r\n") + 1);
+  return text;
+}
+
 /// Where the prompts of a set lie: code, docs, humaneval, or chat (Spec-Bench's first turns).
 inline std::filesystem::path set_path(const std::string& set) {
   return std::filesystem::path("bench/prompts") / (set == "chat"        ? "specbench.jsonl"

@@ -9,8 +9,6 @@
 #include <cstdio>
 #include <exception>
 #include <fstream>
-#include <numeric>
-#include <random>
 #include <span>
 #include <string>
 #include <thread>
@@ -24,6 +22,7 @@
 #include "lookup.hpp"
 #include "model_options.hpp"
 #include "prompt_sets.hpp"
+#include "times.hpp"
 
 #include "lookahead/errors.hpp"
 #include "lookahead/lookahead.hpp"
@@ -58,26 +57,9 @@ struct Setting {
   Method method;
   lookahead::Shape shape{};
   std::size_t rows = 64;
-  lookahead::Generation sum{};               ///< over the prompts, of one round
-  std::vector<std::vector<double>> times{};  ///< [round][prompt], seconds
-  std::size_t identical = 0;                 ///< texts, of all rounds
-
-  /// Of each prompt the median over the rounds.
-  [[nodiscard]] std::vector<double> medians() const {
-    std::vector<double> of_prompts;
-    for (std::size_t p = 0; p < times[0].size(); ++p) {
-      std::vector<double> of_prompt;
-      for (const std::vector<double>& round : times) of_prompt.push_back(round[p]);
-      std::ranges::sort(of_prompt);
-      const std::size_t half = of_prompt.size() / 2;
-      of_prompts.push_back(of_prompt.size() % 2 == 1 ? of_prompt[half] : (of_prompt[half - 1] + of_prompt[half]) / 2);
-    }
-    return of_prompts;
-  }
-  [[nodiscard]] double seconds() const {
-    const std::vector<double> of_prompts = medians();
-    return std::accumulate(of_prompts.begin(), of_prompts.end(), 0.0);
-  }
+  lookahead::Generation sum{};  ///< over the prompts, of one round
+  lookahead::bench::Times times{};
+  std::size_t identical = 0;  ///< texts, of all rounds
 };
 
 std::vector<Setting> settings(const Options& o) {
@@ -104,7 +86,6 @@ std::vector<Setting> measure(LlamaEngine& engine, const std::vector<Tokens>& pro
   std::vector<D> decoders;
   decoders.reserve(all.size());
   for (Setting& s : all) {
-    s.times.assign(o.rounds, std::vector<double>(prompts.size()));
     typename D::Options options{.shape = s.shape, .rows = s.rows, .end_tokens = end_tokens};
     if (s.method == Method::plain) options.shape.g = 0;
     if (s.method != Method::chosen) options.cost = StepCost::none();
@@ -124,7 +105,7 @@ std::vector<Setting> measure(LlamaEngine& engine, const std::vector<Tokens>& pro
                                        : decoders[i].run(o.tokens, [&](std::span<const Token> block) {
                                            text.insert(text.end(), block.begin(), block.end());
                                          });
-        s.times[round][p] = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+        s.times.add(p, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
         if (round == 0 && i == 0) expected = text;
         s.identical += text == expected;
         if (round > 0) continue;
@@ -140,24 +121,6 @@ std::vector<Setting> measure(LlamaEngine& engine, const std::vector<Tokens>& pro
   return all;
 }
 
-/// The middle 95% of the speed-up over choices of prompts, with repetition.
-std::pair<double, double> interval(const Setting& plain, const Setting& s) {
-  const std::vector<double> a = plain.medians(), b = s.medians();
-  std::mt19937 random(1);
-  std::vector<double> gains(2000);
-  for (double& gain : gains) {
-    double sum_a = 0, sum_b = 0;
-    for (std::size_t i = 0; i < a.size(); ++i) {
-      const std::size_t p = random() % a.size();
-      sum_a += a[p];
-      sum_b += b[p];
-    }
-    gain = sum_a / sum_b;
-  }
-  std::ranges::sort(gains);
-  return {gains[gains.size() / 40], gains[gains.size() - 1 - gains.size() / 40]};
-}
-
 /// Returns whether all texts were identical.
 bool print(const std::string& set, std::size_t prompts, const std::vector<Setting>& all, std::size_t rounds) {
   const Setting& plain = all.front();
@@ -167,18 +130,18 @@ bool print(const std::string& set, std::size_t prompts, const std::vector<Settin
               plain.sum.tokens, "", "tokens/step", "rows/step", "tokens/s", "speed-up", "95%", "identical");
   for (const Setting& s : all) {
     const auto per_step = [&](std::size_t n) { return static_cast<double>(n) / static_cast<double>(s.sum.steps); };
-    const auto [low, high] = interval(plain, s);
+    const auto [low, high] = lookahead::bench::interval(plain.times, s.times);
     char range[32];
     std::snprintf(range, sizeof range, "%.2f to %.2f", low, high);
     std::printf("%-20s %11.2f %10.2f %9.1f %9.2f %13s %6zu/%zu\n", s.name.c_str(), per_step(s.sum.tokens),
-                per_step(s.sum.rows), static_cast<double>(s.sum.tokens) / s.seconds(), plain.seconds() / s.seconds(),
-                range, s.identical, prompts * rounds);
-    if (s.method == Method::fixed && (best == nullptr || s.seconds() < best->seconds())) best = &s;
+                per_step(s.sum.rows), static_cast<double>(s.sum.tokens) / s.times.seconds(),
+                plain.times.seconds() / s.times.seconds(), range, s.identical, prompts * rounds);
+    if (s.method == Method::fixed && (best == nullptr || s.times.seconds() < best->times.seconds())) best = &s;
     all_identical = all_identical && s.identical == prompts * rounds;
   }
   if (best != nullptr)
     std::printf("best fixed setting: %s; as many rows as pay: %.2f of its speed\n", best->name.c_str(),
-                best->seconds() / all[1].seconds());
+                best->times.seconds() / all[1].times.seconds());
   std::fflush(stdout);
   return all_identical;
 }

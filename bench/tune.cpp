@@ -279,7 +279,7 @@ int run(const Options& o) {
   std::vector<Tokens> prompts;
   for (const std::string& text : load(o.prompts, o.count))
     prompts.push_back(o.chat ? lookahead::examples::chat_tokens(file, tokenizer, text)
-                             : tokenizer.encode(text, tokenizer.add_bos()));
+                             : tokenizer.encode(lookahead::bench::without_space_at_end(text), tokenizer.add_bos()));
   LlamaEngine engine(file, {.max_rows = most_rows, .threads = o.threads, .weights = o.model.weights});
 
   const bool measured = o.curve.empty();

@@ -30,7 +30,8 @@ struct BatchLimits {
 /// sequence is a batch of one. When no row pays, the sequences get the rows that are fixed: a plain step.
 ///
 /// Where the cost is learnt, now and then a step gets another number of rows near the best one, to measure it. What
-/// such steps lose in tokens is at most 1% of the time. With a given cost the choice depends on the offers alone.
+/// such steps lose in tokens is at most half a per cent of the time. With a given cost the choice depends on the offers
+/// alone.
 class BatchController {
  public:
   /// `sequences` and `rows` (over all sequences): what `choose` will not allocate for.
@@ -116,7 +117,7 @@ class BatchController {
     std::uint64_t value;
   };
 
-  static constexpr double probe_share = 0.01;        ///< of the time
+  static constexpr double probe_share = 0.005;       ///< of the time
   static constexpr double most_saved = 8;            ///< steps: an allowance that grows no further
   static constexpr std::uint64_t stale = 32;         ///< steps
   static constexpr std::size_t reach_of_probes = 2;  ///< classes beside that of the best number
