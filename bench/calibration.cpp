@@ -106,10 +106,9 @@ void decode(LlamaEngine& engine, lookahead::NGramPool<std::int32_t>& pool, const
 void print_details(const Account& a) {
   constexpr const char* head = "%-26s %9s %8s %8s\n";
   std::printf(head, "class: context, source", "trials", "expected", "right");
-  constexpr std::array sources{"text", "window", "recycled"};
+  constexpr std::array sources{"text", "generated", "window", "recycled"};
   for (std::size_t id = 0; id < CandidateClass::count; ++id) {
     const CandidateClass c{static_cast<std::uint8_t>(id)};
-    if (static_cast<std::size_t>(c.source()) >= sources.size()) continue;
     const std::string name = std::to_string(lookahead::context_length(c.length_index())) + ", " +
                              sources[static_cast<std::size_t>(c.source())] + ", rank " + std::to_string(c.rank());
     a.classes[id].print(name.c_str());

@@ -145,6 +145,7 @@ class Plain {
         sampler_(llama_sampler_init_greedy(), &llama_sampler_free),
         vocabulary_(file.vocabulary()) {
     if (context_ == nullptr) throw std::runtime_error("llama.cpp could not make a context");
+    lookahead::examples::demo::keep_threads(context_.get(), params.n_threads);
   }
 
   Tokens text{};
@@ -384,6 +385,7 @@ std::size_t measure(const std::string& set, const ModelFile& file, const Options
   two.kv_unified = true;
   Plain plain(file, two);
   LlamaCpp engine(file.get(), params, static_cast<int>(o.rows));
+  lookahead::examples::demo::keep_threads(engine.native(), o.threads);
   lookahead::DecoderOptions<Token> options;
   options.rows = o.rows;
   options.end_tokens.assign(tokenizer.eos().begin(), tokenizer.eos().end());

@@ -7,7 +7,9 @@
 #include <array>
 #include <cstdint>
 #include <cstdio>
+#include <ggml-backend.h>
 #include <llama.h>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -32,6 +34,29 @@ inline void be_quiet() {
         if (level == GGML_LOG_LEVEL_ERROR) std::fputs(text, stderr);
       },
       nullptr);
+}
+
+/// Gives a context threads that stay, as llama.cpp's own programs do: else every pass starts its own. They sleep
+/// between passes. All contexts share them, one pass at a time. Does nothing where the processor's backend has no such
+/// threads.
+inline void keep_threads(llama_context* context, int threads) {
+  using Pool = std::unique_ptr<ggml_threadpool, void (*)(ggml_threadpool*)>;
+  static std::map<int, Pool> kept;
+  const ggml_backend_dev_t processor = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
+  if (processor == nullptr) return;
+  const auto function = [&](const char* name) {
+    return ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(processor), name);
+  };
+  const auto make = reinterpret_cast<ggml_threadpool* (*)(ggml_threadpool_params*)>(function("ggml_threadpool_new"));
+  const auto free = reinterpret_cast<void (*)(ggml_threadpool*)>(function("ggml_threadpool_free"));
+  if (make == nullptr || free == nullptr) return;
+  auto found = kept.find(threads);
+  if (found == kept.end()) {
+    ggml_threadpool_params params = ggml_threadpool_params_default(threads);
+    params.poll = 0;
+    found = kept.emplace(threads, Pool(make(&params), free)).first;
+  }
+  if (found->second != nullptr) llama_attach_threadpool(context, found->second.get(), nullptr);
 }
 
 /// A loaded model.
@@ -164,7 +189,9 @@ struct ModelOptions {
     params.n_ctx = static_cast<std::uint32_t>(context > 0 ? context : longest);
     params.n_threads = params.n_threads_batch =
         threads > 0 ? threads : static_cast<std::int32_t>(std::max(1U, std::thread::hardware_concurrency()));
-    return LlamaCpp(file.get(), params, static_cast<int>(rows));
+    Engine engine(file.get(), params, static_cast<int>(rows));
+    keep_threads(engine.native(), params.n_threads);
+    return engine;
   }
 };
 

@@ -50,7 +50,7 @@ inline std::vector<PoolInsert> random_things(Random& random, int count) {
   std::vector<PoolInsert> things(static_cast<std::size_t>(count));
   for (PoolInsert& thing : things) {
     thing.context = context_of(random.below(40));
-    thing.source = static_cast<Source>(random.below(3));
+    thing.source = static_cast<Source>(random.below(4));
     thing.count = random.one_in(5) ? 0 : thing.source == Source::recycled ? 1 + random.below(8) : 1;
     for (std::uint32_t& token : thing.token) token = static_cast<std::uint32_t>(random.below(14));
   }
@@ -104,10 +104,12 @@ inline std::vector<PoolEntry> entries_of(Pool& pool) {
       if (set.stamp[lane] <= ref.clock->floor) continue;
       const std::uint32_t context = set.key[lane] & ~7U;  // and source
       std::uint32_t rank = set.key[lane] & 7;
-      if (static_cast<Source>(context >> 3 & 3) != Source::recycled) {
+      const auto source = static_cast<Source>(context >> 3 & 3);
+      if (source != Source::recycled) {
+        const std::uint32_t alike = source == Source::window ? ~7U : ~15U;
         std::uint32_t newer = 0;
         for (int other = 0; other < PoolSet::slots; ++other)
-          newer += (set.key[other] & ~7U) == context && set.stamp[other] > set.stamp[lane] ? 1 : 0;
+          newer += ((set.key[other] ^ context) & alike) == 0 && set.stamp[other] > set.stamp[lane] ? 1 : 0;
         rank = std::min(newer, 7U);
       }
       all.push_back({std::uint64_t{s} << 32 | context | rank, set.token[lane], set.stamp[lane]});

@@ -66,7 +66,8 @@ inline const std::vector<Class>& all_classes() {
   static const std::vector<Class> all = [] {
     std::vector<Class> classes;
     for (const int length : {1, 2, 3, 4, 6, 9, 13})
-      for (const auto source : {naive::Source::text, naive::Source::window, naive::Source::recycled})
+      for (const auto source :
+           {naive::Source::text, naive::Source::generated, naive::Source::window, naive::Source::recycled})
         for (int rank = 0; rank < 8; ++rank) classes.push_back({length, source, rank});
     return classes;
   }();
@@ -274,7 +275,7 @@ class Mirror {
     } else {
       window_.freeze(text.back());
     }
-    pool.add_text(text, accepted.size());
+    pool.add_text(text, accepted.size(), naive::Source::generated);
   }
 
   /// The rows behind the root.

@@ -20,7 +20,7 @@
 
 namespace naive {
 
-enum class Source { text, window, recycled };
+enum class Source { text, generated, window, recycled };
 
 /// What an estimate belongs to.
 struct Class {
@@ -68,10 +68,10 @@ struct Draft {
 
 class Pool {
  public:
-  /// Files the last `count` tokens of `text`, each under what stands in front of it.
-  void add_text(const Tokens& text, std::size_t count) {
+  /// Files the last `count` tokens of `text`, given or generated, each under what stands in front of it.
+  void add_text(const Tokens& text, std::size_t count, Source source = Source::text) {
     for (std::size_t i = text.size() - count; i < text.size(); ++i)
-      for (const int length : {1, 2, 3, 4, 6, 9, 13}) add(Source::text, text, i, length);
+      for (const int length : {1, 2, 3, 4, 6, 9, 13}) add(source, text, i, length);
   }
 
   /// Files every token of an n-gram but the first under the one to three before it.
@@ -101,9 +101,9 @@ class Pool {
         int newer = 0;
         const auto entries = newest_first(source, *context);
         int of = 0;
-        for (const auto& [stamp, token, times] : entries) of += times;
-        for (const auto& [stamp, token, times] : entries)
-          offer(token, {length, source, std::min(newer++, 7)}, {times, of});
+        for (const auto& [stamp, token, entry] : entries) of += entry.times;
+        for (const auto& [stamp, token, entry] : entries)
+          offer(token, {length, entry.source, std::min(newer++, 7)}, {entry.times, of});
       }
       if (const auto found = recycled_.find(*context); found != recycled_.end())
         for (const auto& [rank, token] : found->second) offer(token, {length, Source::recycled, rank}, {});
@@ -191,7 +191,7 @@ class Pool {
           for (const int length : {2, 3, 4, 6, 9, 13})
             if (static_cast<std::size_t>(length) <= chain.size() && (source == Source::text || length <= 3))
               longest = length;
-          for (const auto& [when, token, times] : newest_first(source, *ending(chain, chain.size(), longest)))
+          for (const auto& [when, token, entry] : newest_first(source, *ending(chain, chain.size(), longest)))
             next[token] = std::max(next[token], when);
         }
       if (next.empty() && chain.size() > 1) leaves.emplace_back(stamp, Tokens(chain.begin() + 1, chain.end()));
@@ -220,24 +220,27 @@ class Pool {
   void add(Source source, const Tokens& text, std::size_t i, int length) {
     const auto context = ending(text, i, length);
     if (!context) return;
-    Entry& entry = entries_[{source, *context}][text[i]];
-    entry = {++now_, std::min(entry.times + 1, 8)};
-  }
-
-  /// (stamp, token, times)
-  [[nodiscard]] std::vector<std::tuple<std::uint64_t, Token, int>> newest_first(Source source,
-                                                                                const Tokens& context) const {
-    std::vector<std::tuple<std::uint64_t, Token, int>> entries;
-    if (const auto found = entries_.find({source, context}); found != entries_.end())
-      for (const auto& [token, entry] : found->second) entries.emplace_back(entry.stamp, token, entry.times);
-    std::sort(entries.rbegin(), entries.rend());
-    return entries;
+    Entry& entry = entries_[{source == Source::generated ? Source::text : source, *context}][text[i]];
+    entry = {++now_, std::min(entry.times + 1, 8), source};
   }
 
   struct Entry {
     std::uint64_t stamp = 0;
     int times = 0;
+    Source source{};  ///< that filed it last
+    friend auto operator<=>(const Entry&, const Entry&) = default;
   };
+
+  /// (stamp, token, entry); all texts are one source, Source::text.
+  [[nodiscard]] std::vector<std::tuple<std::uint64_t, Token, Entry>> newest_first(Source source,
+                                                                                  const Tokens& context) const {
+    std::vector<std::tuple<std::uint64_t, Token, Entry>> entries;
+    if (const auto found = entries_.find({source, context}); found != entries_.end())
+      for (const auto& [token, entry] : found->second) entries.emplace_back(entry.stamp, token, entry);
+    std::sort(entries.rbegin(), entries.rend());
+    return entries;
+  }
+
   std::uint64_t now_ = 0;
   std::map<std::pair<Source, Tokens>, std::map<Token, Entry>> entries_;
   std::map<Tokens, std::map<int, Token>> recycled_;

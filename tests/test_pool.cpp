@@ -74,6 +74,9 @@ void file(Pool& pool, const std::vector<Filing>& batch) {
 
 void file(Pool& pool, Source source, const Tokens& context, Token token) { file(pool, {{context, source, {token}}}); }
 
+/// Whether entries of both sources may be one.
+bool alike(Source a, Source b) { return a == b || (a <= Source::generated && b <= Source::generated); }
+
 /// Sets of 32 places. A place keeps what it holds until something else takes it, or all is forgotten.
 class NaivePool {
  public:
@@ -86,7 +89,7 @@ class NaivePool {
       const Token token = f.best[at(rank)];
       const bool recycled = f.source == Source::recycled;
       auto place = std::ranges::find_if(set, [&](const Entry& e) {
-        return e.source == f.source && e.context == f.context && (recycled ? e.rank == rank : e.token == token);
+        return alike(e.source, f.source) && e.context == f.context && (recycled ? e.rank == rank : e.token == token);
       });
       const int seen = place != set.end() && !recycled ? std::min(place->seen + 1, 8) : 1;
       if (place == set.end()) place = std::ranges::min_element(set, {}, &Entry::when);
@@ -109,7 +112,7 @@ class NaivePool {
       for (const Entry& e : set) {
         if (e.context != context) continue;
         const auto newer = std::ranges::count_if(set, [&](const Entry& other) {
-          return other.context == context && other.source == e.source && other.when > e.when;
+          return other.context == context && alike(other.source, e.source) && other.when > e.when;
         });
         all.emplace_back(~e.when, e.source,
                          e.source == Source::recycled ? e.rank : std::min(static_cast<int>(newer), 7), e.token);
@@ -126,7 +129,7 @@ class NaivePool {
       int seen = 0, of = 0;
       for (const auto& set : sets_)
         for (const Entry& e : set) {
-          if (e.context != context || e.source != source) continue;
+          if (e.context != context || !alike(e.source, source)) continue;
           of += e.seen;
           if (e.token == token && (source != Source::recycled || e.rank == rank)) seen = e.seen;
         }
@@ -167,7 +170,7 @@ const std::vector<Tokens>& contexts() {
 }
 
 Filing random_filing(Random& random) {
-  const auto source = static_cast<Source>(random.below(3));
+  const auto source = static_cast<Source>(random.below(4));
   Filing f{contexts()[at(random.below(length(contexts())))], source, {}};
   f.best = random.tokens(source == Source::recycled ? random.below(9) : random.below(10) > 0 ? 1 : 0, 14);
   return f;
@@ -338,6 +341,38 @@ TEST_CASE("text and window entries rank by recency, from the eighth on alike") {
                                              {Source::text, 7, 2},
                                              {Source::text, 7, 1},
                                              {Source::text, 7, 0}});
+}
+
+TEST_CASE("texts are one source, and an entry knows whether it was given or generated last") {
+  Pool pool(32);
+  file(pool, Source::text, {5}, 1);
+  file(pool, Source::text, {5}, 2);
+  file(pool, Source::generated, {5}, 1);
+  file(pool, Source::generated, {5}, 3);
+  CHECK(counts_of(pool, {5}) ==
+        Counts{{Source::text, 2, 1, 4}, {Source::generated, 0, 1, 4}, {Source::generated, 1, 2, 4}});
+  file(pool, Source::text, {5}, 3);
+  CHECK(look_up(pool, hash_of({5})) == Found{{Source::text, 0, 3}, {Source::generated, 1, 1}, {Source::text, 2, 2}});
+}
+
+TEST_CASE("what a request generates is filed as such, the prompt and added texts are not") {
+  testing::OracleModel<Token> model({.vocabulary = 50, .repetition = 0.9});
+  Decoder<testing::OracleModel<Token>> decoder(model, {.cost = StepCost::none()});
+  decoder.start(Tokens{1, 2, 3});
+  decoder.add_text(Tokens{4, 5});
+  while (decoder.text().size() < 5) decoder.step(10, [](Token) {});
+  const Token last = decoder.text()[decoder.text().size() - 1], before = decoder.text()[decoder.text().size() - 2];
+  Pool pool = decoder.pool();
+  const auto source_of = [&](Token context, Token token) {
+    std::vector<Source> sources;
+    pool.ref().for_each(SerialTile{}, hash_of({context}), [&](const PoolFind& find) {
+      if (is_text(find.source) && static_cast<Token>(find.token) == token) sources.push_back(find.source);
+    });
+    return sources;
+  };
+  CHECK(source_of(1, 2) == std::vector{Source::text});
+  CHECK(source_of(4, 5) == std::vector{Source::text});
+  CHECK(source_of(before, last) == std::vector{Source::generated});
 }
 
 TEST_CASE("text and window entries are counted up to 8, and anew when they were forgotten") {

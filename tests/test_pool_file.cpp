@@ -77,7 +77,7 @@ Found look_up(const Ref& pool, const Tokens& context) {
 }
 
 PoolInsert random_insert(Random& random) {
-  PoolInsert insert{hash_of({random.below(30)}), static_cast<Source>(random.below(3)), 1, {}};
+  PoolInsert insert{hash_of({random.below(30)}), static_cast<Source>(random.below(4)), 1, {}};
   if (insert.source == Source::recycled) insert.count = random.below(9);
   for (std::uint32_t& t : insert.token) t = static_cast<std::uint32_t>(random.below(20));
   return insert;
@@ -205,16 +205,12 @@ TEST_CASE("what is forgotten, and what no model could say, is left out") {
   CHECK(look_up(load_pool<Private>(path, tokenizer, 65).ref(), {2}).size() == 2);
   CHECK(look_up(load_pool<Private>(path, tokenizer, std::size_t{1} << 32).ref(), {2}).size() == 3);
 
-  // A source that there is not; a stamp that was not given yet.
-  const std::string good = content(path);
-  for (const std::size_t plane : {std::size_t{0}, std::size_t{2}}) {
-    std::string bytes = good;
-    for (std::size_t at = 40 + plane * 128; at < 40 + plane * 128 + 128; ++at)
-      if (at % 4 == 0) bytes[at] = static_cast<char>(bytes[at] | (plane == 0 ? 0x18 : 0x80));
-    put_checksum(bytes);
-    write(path, bytes);
-    CHECK(look_up(load_pool<Private>(path, tokenizer, 65).ref(), {2}).empty());
-  }
+  // A stamp that was not given yet.
+  std::string bytes = content(path);
+  for (std::size_t at = 40 + 2 * 128; at < 40 + 3 * 128; at += 4) bytes[at] = static_cast<char>(bytes[at] | 0x80);
+  put_checksum(bytes);
+  write(path, bytes);
+  CHECK(look_up(load_pool<Private>(path, tokenizer, 65).ref(), {2}).empty());
 }
 
 TEST_CASE("hostile files are refused with their fault, their value, the limit and the remedy") {
@@ -253,7 +249,7 @@ TEST_CASE("hostile files are refused with their fault, their value, the limit an
   refused(changed(8, 0x04030201U), Fault::byte_order,
           "has the byte order 0x0000000004030201, not 0x0000000001020304: build the pool on a machine like this one");
   refused(changed(12, 7U), Fault::version,
-          "has version 7 of the format, and version 2 can be read: build the pool again");
+          "has version 7 of the format, and version 3 can be read: build the pool again");
   refused(changed(16, std::uint64_t{0xABCE}), Fault::tokenizer,
           "belongs to the tokenizer 0x000000000000abce, not to 0x000000000000abcd: build a pool with this model's "
           "tokenizer");

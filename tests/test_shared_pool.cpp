@@ -51,7 +51,7 @@ std::vector<std::tuple<Source, int, Token>> look_up(const PoolRef<SharedAccess>&
 }
 
 PoolInsert random_insert(Random& random) {
-  PoolInsert insert{hash_of({random.below(100)}), static_cast<Source>(random.below(3)), 1, {}};
+  PoolInsert insert{hash_of({random.below(100)}), static_cast<Source>(random.below(4)), 1, {}};
   if (insert.source == Source::recycled) insert.count = random.below(9);
   for (std::uint32_t& t : insert.token) t = static_cast<std::uint32_t>(random.below(20));
   return insert;
@@ -288,7 +288,7 @@ TEST_CASE("threads that file at once leave whole entries, each once") {
       std::vector<PoolInsert> batch(16);
       for (PoolInsert& insert : batch) {
         const int context = random.below(24);
-        insert = {hash_of({context}), static_cast<Source>(random.below(3)), 1, {token(context, 0)}};
+        insert = {hash_of({context}), static_cast<Source>(random.below(4)), 1, {token(context, 0)}};
         if (insert.source == Source::recycled) {
           insert.count = 8;
           for (std::uint32_t i = 0; i < 8; ++i) insert.token[i] = token(context, i);

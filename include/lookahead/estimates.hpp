@@ -10,12 +10,15 @@ namespace lookahead {
 
 /// Where a pool entry comes from. The order breaks ties: a smaller source goes first.
 enum class Source : std::uint8_t {
-  text,      ///< the prompt, accepted tokens, and texts that the caller adds
-  window,    ///< n-grams of the Jacobi trajectory
-  recycled,  ///< the best tokens of rows whose logits were read anyway
+  text,       ///< the prompt, and texts that the caller adds
+  generated,  ///< tokens that were selected: the model repeats itself more surely than it repeats others
+  window,     ///< n-grams of the Jacobi trajectory
+  recycled,   ///< the best tokens of rows whose logits were read anyway
 };
 
-inline constexpr int source_count = 3;
+/// Whether it is a text, given or generated. Both are filed as one source that knows of each entry where it was last
+/// seen.
+LOOKAHEAD_HD constexpr bool is_text(Source source) { return source <= Source::generated; }
 
 /// Number of context lengths under which n-grams are filed.
 inline constexpr int context_length_count = 7;
@@ -153,7 +156,7 @@ struct Estimates {
   /// unlike models better than hit rates that were measured on one of them (docs/decisions.md has the figures).
   [[nodiscard]] static LOOKAHEAD_HD constexpr std::uint32_t start_value(CandidateClass c) {
     const int length = context_length(c.length_index());
-    const int first = c.source() == Source::text     ? 218 - 154 / length
+    const int first = is_text(c.source())            ? 218 - 154 / length
                       : c.source() == Source::window ? 51 + 26 * (length < 3 ? length : 3)
                                                      : 64 + 13 * (length < 2 ? length : 2);
     return static_cast<std::uint32_t>(first * 2 / (2 + 3 * c.rank()));

@@ -54,8 +54,9 @@ LOOKAHEAD_HD int hash_contexts(const Back& back, std::uint64_t* out) {
 }
 
 /// 32 slots as planes, so that 32 lanes read a plane as one 128-byte line. A key is the fingerprint of a context (27
-/// bits), the source (2), and in the last three bits, for recycled entries the rank, for others how often they were
-/// filed beyond the first time, at most 7. A slot whose stamp is at or below the floor is empty.
+/// bits), the source (2; of texts the one that filed it last), and in the last three bits, for recycled entries the
+/// rank, for others how often they were filed beyond the first time, at most 7. A slot whose stamp is at or below the
+/// floor is empty.
 struct alignas(128) PoolSet {
   static constexpr int slots = 32;
   static constexpr std::uint32_t fingerprint_mask = ~31U, last_bits = 7;
@@ -64,15 +65,20 @@ struct alignas(128) PoolSet {
   [[nodiscard]] static LOOKAHEAD_HD constexpr Source source_of(std::uint32_t key) {
     return static_cast<Source>(key >> 3 & 3);
   }
+  /// The bits in which keys of one context and such a source are alike.
+  [[nodiscard]] static LOOKAHEAD_HD constexpr std::uint32_t mask_of(Source source) {
+    static_assert(static_cast<int>(Source::text) == 0 && static_cast<int>(Source::generated) == 1);
+    return is_text(source) ? ~(last_bits | 8U) : ~last_bits;
+  }
 };
 
 /// What a look-up finds.
 struct PoolFind {
   Source source;
   int rank;  ///< of recycled entries the one they were filed with, of others their recency among those of the context
-             ///< and source: 0 for the newest, at most 7
+             ///< and source (texts are one): 0 for the newest, at most 7
   int seen;  ///< how often the entry was filed, at most 8; recycled entries: 1
-  int of;    ///< the sum of `seen` over all entries of the context and source; recycled entries: 1
+  int of;    ///< the sum of `seen` over all entries of the context and source (texts are one); recycled entries: 1
   std::uint32_t token, stamp;
 };
 
@@ -145,10 +151,10 @@ struct PoolRef {
     tile.prefetch(sets[set_of(context)].key);
   }
 
-  /// Files one thing with a stamp that is newer than all others. Entries are equal when context, source and token are
-  /// (for recycled entries: context, source and rank). An equal entry gets the new stamp and is counted, else an empty
-  /// slot is taken, the first one, so that a pool that was reset fills as a new one does; else the oldest entry of the
-  /// set goes. O(1).
+  /// Files one thing with a stamp that is newer than all others. Entries are equal when context, source and token are,
+  /// texts being one source (for recycled entries: context, source and rank). An equal entry gets the new stamp and is
+  /// counted, else an empty slot is taken, the first one, so that a pool that was reset fills as a new one does; else
+  /// the oldest entry of the set goes. O(1).
   LOOKAHEAD_GROUP_FN template <class Tile>
   LOOKAHEAD_HD void insert(const Tile& tile, const PoolInsert& what, std::uint32_t stamp) const {
     const std::uint64_t context = access.place(what.context);
@@ -160,7 +166,8 @@ struct PoolRef {
     for (int rank = 0; rank < what.count; ++rank) {
       const bool recycled = what.source == Source::recycled;
       std::uint32_t k = key(context, what.source, recycled ? rank : 0);
-      std::uint32_t same = words.match(set.key, recycled ? ~0U : ~PoolSet::last_bits, k) & full;
+      const std::uint32_t mask = recycled ? ~0U : PoolSet::mask_of(what.source);
+      std::uint32_t same = words.match(set.key, mask, k & mask) & full;
       if (same != 0 && !recycled) same &= words.match(set.token, ~0U, what.token[rank]);
       const int lane = same != 0 ? detail::lowest(same) : full != ~0U ? detail::lowest(~full) : words.oldest(set.stamp);
       if (same != 0 && !recycled) {
@@ -186,7 +193,10 @@ struct PoolRef {
                                             static_cast<std::uint32_t>(placed) & PoolSet::fingerprint_mask) &
                                 words.greater(set.stamp, words.load(&clock->floor));
     // 16 bits a source; an entry that is alone needs none
-    const auto bits_of = [](std::uint32_t k) { return static_cast<int>(PoolSet::source_of(k)) * 16; };
+    const auto bits_of = [](std::uint32_t k) {
+      const Source source = PoolSet::source_of(k);
+      return is_text(source) ? 0 : static_cast<int>(source) * 16;
+    };
     std::uint64_t sums = 0;
     for (std::uint32_t left = (lanes & (lanes - 1)) != 0 ? lanes : 0; left != 0; left &= left - 1) {
       const std::uint32_t k = words.load(&set.key[detail::lowest(left)]);
@@ -261,7 +271,8 @@ struct PoolRef {
       const std::uint32_t stamp = words.load(&set.stamp[lane]);
       int rank = static_cast<int>(k & PoolSet::last_bits);
       if (!is_recycled(k)) {
-        const std::uint32_t same = words.match(set.key, ~PoolSet::last_bits, k & ~PoolSet::last_bits) & lanes;
+        const std::uint32_t mask = PoolSet::mask_of(PoolSet::source_of(k));
+        const std::uint32_t same = words.match(set.key, mask, k & mask) & lanes;
         const int newer = detail::count_of(same & words.greater(set.stamp, stamp));
         rank = newer < 7 ? newer : 7;
       }
@@ -296,10 +307,10 @@ struct TextScratch {
 };
 
 /// Files `count` tokens that follow the text that ends in `tail`, each under its contexts, in order; moves `tail`
-/// along.
+/// along. `source` is one of the texts.
 LOOKAHEAD_GROUP_FN template <class Gr, class Pool, class Token>
 LOOKAHEAD_HD void file_text(const Gr& g, const Pool& pool, TextTail<Token>& tail, const Token* tokens, int count,
-                            TextScratch<Token>& scratch) {
+                            TextScratch<Token>& scratch, Source source = Source::text) {
   for (int done = 0; done < count; done += TextScratch<Token>::chunk) {
     const int before = tail.count;
     const int m = count - done < TextScratch<Token>::chunk ? count - done : TextScratch<Token>::chunk;
@@ -321,7 +332,7 @@ LOOKAHEAD_HD void file_text(const Gr& g, const Pool& pool, TextTail<Token>& tail
         insert.count = k < found ? 1 : 0;
         if (k >= found) continue;
         insert.context = contexts[k];
-        insert.source = Source::text;
+        insert.source = source;
         insert.token[0] = static_cast<std::uint32_t>(scratch.text[before + i]);
       }
     }

@@ -75,7 +75,7 @@ struct PoolFileHeader {
   static constexpr std::array<char, 8> its_magic{'l', 'o', 'o', 'k', 'p', 'o', 'o', 'l'};
   static constexpr std::uint32_t its_byte_order = 0x01020304;
   /// Goes up with each change of the layout, of the hash of a context, or of the lengths of contexts.
-  static constexpr std::uint32_t its_version = 2;
+  static constexpr std::uint32_t its_version = 3;
 
   std::array<char, 8> magic = its_magic;
   std::uint32_t byte_order = its_byte_order, version = its_version;
@@ -92,8 +92,7 @@ static_assert(sizeof(PoolFileHeader) == 40 && sizeof(PoolSet) == 384);
 /// Empties the slots that give nothing: forgotten ones, and what no pool would have written.
 inline void clean(PoolSet& set, const PoolClock& clock, std::size_t vocabulary) {
   for (int i = 0; i < PoolSet::slots; ++i)
-    if (set.stamp[i] <= clock.floor || set.stamp[i] > clock.now || set.token[i] >= vocabulary ||
-        static_cast<int>(PoolSet::source_of(set.key[i])) >= source_count)
+    if (set.stamp[i] <= clock.floor || set.stamp[i] > clock.now || set.token[i] >= vocabulary)
       set.key[i] = set.token[i] = set.stamp[i] = 0;
 }
 

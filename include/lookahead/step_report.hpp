@@ -9,9 +9,9 @@
 namespace lookahead {
 
 /// Why a row behind the root stands in the tree: a window row that no candidate backs, or a candidate of a source.
-enum class Origin : std::uint8_t { window_row, text, window, recycled };
+enum class Origin : std::uint8_t { window_row, text, generated, window, recycled };
 
-inline constexpr int origin_count = 4;
+inline constexpr int origin_count = 5;
 
 /// An account of one step. `Depths` is the number of depths behind the root, depth d being entry d - 1.
 template <int Depths>

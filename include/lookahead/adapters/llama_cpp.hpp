@@ -193,7 +193,8 @@ class LlamaCpp {
     return copy;
   }
 
-  /// The context, for llama.cpp's own calls: performance counters, adapters, threads. Its memory must be left alone.
+  /// The context, for llama.cpp's own calls: performance counters, adapters, threads (with llama_attach_threadpool a
+  /// pass does not start threads of its own). Its memory must be left alone.
   [[nodiscard]] llama_context* native() const { return context_.get(); }
 
  private:

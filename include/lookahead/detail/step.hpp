@@ -444,7 +444,7 @@ LOOKAHEAD_HD void apply(const Gr& g, StepState<W, N, G, Token>& s, const Pool& p
   }
   g.sync();
   if (inserts + w * per_column > 0) pool.insert_all(g, a.inserts, inserts + w * per_column);
-  file_text(g, pool, s.tail, s.selected, count, a.text);
+  file_text(g, pool, s.tail, s.selected, count, a.text, Source::generated);
 
   if (count > 0) {
     const Token newest = s.selected[count - 1];
