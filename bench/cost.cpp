@@ -145,6 +145,7 @@ void print_llama_cpp(const std::string& path, const std::vector<int>& rows, int 
   params.n_ctx = static_cast<std::uint32_t>(context + most_rows);
   params.n_threads = params.n_threads_batch = threads;
   lookahead::LlamaCpp engine(model.get(), params, *std::max_element(rows.begin(), rows.end()));
+  lookahead::examples::demo::keep_threads(engine.native(), threads);
   engine.prefill(prompt_of(context, engine.vocabulary()));
   std::map<int, std::vector<double>> times;
   static Storage tree;

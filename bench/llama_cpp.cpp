@@ -341,6 +341,7 @@ void run_peer(const std::string& program, const std::string& more, const std::st
     return digits == std::string::npos ? 0.0 : std::atof(messages.c_str() + digits);
   };
   const double emitted = said("n_predict"), steps = emitted - said("n_accept");
+  if (emitted < 1) throw std::runtime_error(command + " generated nothing");
   const double rows = program == "llama-lookup" ? steps + said("n_drafted") : 0;
   row.add(prompt_index, first + said(" tokens in "),  // the last such line is that of decoding
           std::min(emitted, static_cast<double>(o.tokens)), steps, rows, plain.text.size());

@@ -19,7 +19,7 @@ class Times {
     of_prompts_[prompt].push_back(seconds);
   }
 
-  /// Of each prompt the median over the rounds.
+  /// Of each prompt the median over the rounds. Precondition: each has a time.
   [[nodiscard]] std::vector<double> medians() const {
     std::vector<double> all;
     for (std::vector<double> times : of_prompts_) {

@@ -387,8 +387,10 @@ int main(int argc, char** argv) {
       "Exit status: 0 where all texts are identical, 2 where one is not, 1 on errors.");
   app.option_defaults()->always_capture_default();
   o.model.declare(app);
-  app.add_option("--prompts", o.prompts,
-                 "A folder of *.txt, a *.jsonl file of objects with a \"prompt\", or a text file, one prompt");
+  app.add_option(
+      "--prompts", o.prompts,
+      "A folder of *.txt, a *.jsonl file of objects with a \"prompt\", or a text file, one prompt; raw ones are "
+      "taken without the white space at their ends");
   app.add_flag("--chat", o.chat, "Put the prompts into the model's chat template");
   app.add_option("--count", o.count, "Most prompts, evenly spread over all")->check(CLI::PositiveNumber);
   app.add_option("--tokens", o.tokens, "Most tokens for each prompt")->check(CLI::Range(1, 1 << 20));

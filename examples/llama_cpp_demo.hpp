@@ -36,9 +36,9 @@ inline void be_quiet() {
       nullptr);
 }
 
-/// Gives a context threads that stay, as llama.cpp's own programs do: else every pass starts its own. They sleep
-/// between passes. All contexts share them, one pass at a time. Does nothing where the processor's backend has no such
-/// threads.
+/// Gives a context threads that stay, as llama.cpp's own programs do: built without OpenMP, it else starts new ones for
+/// each pass. They sleep between passes, as those of the programs do not. Does nothing where the processor's backend
+/// has no such threads. Precondition: all contexts with so many threads are used by one thread at a time.
 inline void keep_threads(llama_context* context, int threads) {
   using Pool = std::unique_ptr<ggml_threadpool, void (*)(ggml_threadpool*)>;
   static std::map<int, Pool> kept;

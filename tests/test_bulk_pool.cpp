@@ -148,6 +148,25 @@ TEST_CASE_TEMPLATE("what is taken out and what is looked up are what the pool ho
   }
 }
 
+TEST_CASE("what comes first is the newest of all texts, given or generated") {
+  const auto& policy = thrust::cpp::par;
+  const std::uint64_t context = context_of(1);
+  const PoolInsert things[] = {{context, Source::text, 1, {2}}, {context, Source::generated, 1, {3}}};
+  for (const auto& [first, newest] : {std::pair{0, 3U}, std::pair{1, 2U}}) {
+    Pool pool(64);
+    for (const int i : {first, 1 - first}) bulk_insert(policy, pool.ref(), things + i, 1);
+    PoolEntry entry{};
+    std::int32_t count = 0;
+    bulk_look_up(policy, pool.ref(), &context, 1, 1, &entry, &count);
+    CHECK(count == 1);
+    CHECK(entry.token == newest);
+    CHECK(entry.rank() == 0);
+    std::vector<PoolEntry> all(2);
+    REQUIRE(bulk_export(policy, pool.ref(), all.data()) == 2);
+    CHECK(all[0] == entry);
+  }
+}
+
 TEST_CASE("wrong offsets and widths are refused, and nothing is changed") {
   const auto& policy = thrust::cpp::par;
   Pool pool(64);

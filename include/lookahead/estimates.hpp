@@ -11,7 +11,8 @@ namespace lookahead {
 /// Where a pool entry comes from. The order breaks ties: a smaller source goes first.
 enum class Source : std::uint8_t {
   text,       ///< the prompt, and texts that the caller adds
-  generated,  ///< tokens that were selected: the model repeats itself more surely than it repeats others
+  generated,  ///< tokens that were selected, in a kept or shared pool by any request: what models wrote they repeat
+              ///< more surely than what they were given
   window,     ///< n-grams of the Jacobi trajectory
   recycled,   ///< the best tokens of rows whose logits were read anyway
 };

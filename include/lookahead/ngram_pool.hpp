@@ -60,6 +60,8 @@ LOOKAHEAD_HD int hash_contexts(const Back& back, std::uint64_t* out) {
 struct alignas(128) PoolSet {
   static constexpr int slots = 32;
   static constexpr std::uint32_t fingerprint_mask = ~31U, last_bits = 7;
+  static constexpr std::uint32_t generated_bit = 8;  ///< where texts differ
+  static_assert(static_cast<int>(Source::text) == 0 && static_cast<int>(Source::generated) == 1);
   std::uint32_t key[slots], token[slots], stamp[slots];
 
   [[nodiscard]] static LOOKAHEAD_HD constexpr Source source_of(std::uint32_t key) {
@@ -67,8 +69,7 @@ struct alignas(128) PoolSet {
   }
   /// The bits in which keys of one context and such a source are alike.
   [[nodiscard]] static LOOKAHEAD_HD constexpr std::uint32_t mask_of(Source source) {
-    static_assert(static_cast<int>(Source::text) == 0 && static_cast<int>(Source::generated) == 1);
-    return is_text(source) ? ~(last_bits | 8U) : ~last_bits;
+    return is_text(source) ? ~(last_bits | generated_bit) : ~last_bits;
   }
 };
 

@@ -74,7 +74,7 @@ class WordHash {
 struct PoolFileHeader {
   static constexpr std::array<char, 8> its_magic{'l', 'o', 'o', 'k', 'p', 'o', 'o', 'l'};
   static constexpr std::uint32_t its_byte_order = 0x01020304;
-  /// Goes up with each change of the layout, of the hash of a context, or of the lengths of contexts.
+  /// Goes up with each change of the layout, of the hash of a context, of the lengths of contexts, or of the sources.
   static constexpr std::uint32_t its_version = 3;
 
   std::array<char, 8> magic = its_magic;

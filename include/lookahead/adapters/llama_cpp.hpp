@@ -193,8 +193,9 @@ class LlamaCpp {
     return copy;
   }
 
-  /// The context, for llama.cpp's own calls: performance counters, adapters, threads (with llama_attach_threadpool a
-  /// pass does not start threads of its own). Its memory must be left alone.
+  /// The context, for llama.cpp's own calls: performance counters, adapters, threads (llama.cpp built without OpenMP
+  /// starts new ones for each pass, unless llama_attach_threadpool gave it some; forks have none). Its memory must be
+  /// left alone.
   [[nodiscard]] llama_context* native() const { return context_.get(); }
 
  private:

@@ -51,7 +51,7 @@ struct Texts {
   std::size_t count;
 };
 
-/// What a pool holds in one slot. Entries are ordered by key, then the newest first.
+/// What a pool holds in one slot. Entries are ordered by context, source (texts are one), rank, then the newest first.
 struct PoolEntry {
   std::uint64_t key;  ///< what the pool keeps of the context, source and rank: see context_key
   std::uint32_t token, stamp;
@@ -67,10 +67,15 @@ struct PoolEntry {
   [[nodiscard]] LOOKAHEAD_HD int rank() const { return static_cast<int>(key & 7); }
 
   [[nodiscard]] friend LOOKAHEAD_HD bool operator<(const PoolEntry& a, const PoolEntry& b) {
-    return a.key != b.key ? a.key < b.key : a.stamp > b.stamp;
+    return a.place() != b.place() ? a.place() < b.place() : a.stamp > b.stamp;
   }
   [[nodiscard]] friend LOOKAHEAD_HD bool operator==(const PoolEntry& a, const PoolEntry& b) {
     return a.key == b.key && a.token == b.token && a.stamp == b.stamp;
+  }
+
+ private:
+  [[nodiscard]] LOOKAHEAD_HD std::uint64_t place() const {
+    return is_text(source()) ? key & ~std::uint64_t{PoolSet::generated_bit} : key;
   }
 };
 
