@@ -30,6 +30,8 @@ using lookahead::engines::LlamaEngine;
 using Tokens = std::vector<std::int32_t>;
 using Step = lookahead::Lookahead<15, 5, 15>;
 
+constexpr std::array sources{"text", "generated", "window", "recycled"};
+
 /// How much was tried, as Estimates weighs it, how often it was right, and how often it was expected to be.
 struct Count {
   double trials = 0, hits = 0, expected = 0;
@@ -45,6 +47,36 @@ struct Count {
   }
 };
 
+/// The first observations of each class in a request, added up over requests: what start values are measured by.
+struct Firsts {
+  static constexpr int observations = 2;
+  std::array<int, CandidateClass::count> seen{};  ///< in this request
+  std::array<Count, CandidateClass::count> classes{};
+
+  void add(std::size_t id, double trials, double hits) {
+    if (seen[id]++ < observations) classes[id].add(trials, hits, 0);
+  }
+
+  void print() const {
+    std::printf("\nstart values in 1/256, and what they were measured by\n%-20s", "source, rank, context");
+    for (int l = 0; l < lookahead::context_length_count; ++l) std::printf(" %10d", lookahead::context_length(l));
+    std::printf("\n");
+    for (int id = 0; id < CandidateClass::count / lookahead::context_length_count; ++id) {
+      const auto same = [&](int l) {
+        return classes[static_cast<std::size_t>(l * CandidateClass::count / lookahead::context_length_count + id)];
+      };
+      double all = 0;
+      for (int l = 0; l < lookahead::context_length_count; ++l) all += same(l).trials;
+      if (all == 0) continue;
+      const CandidateClass c{static_cast<std::uint8_t>(id)};
+      std::printf("%-20s", (sources[static_cast<std::size_t>(c.source())] + (", " + std::to_string(c.rank()))).c_str());
+      for (int l = 0; l < lookahead::context_length_count; ++l)
+        std::printf(" %4.0f (%3.0f)", same(l).trials > 0 ? 256 * same(l).hits / same(l).trials : 0, same(l).trials);
+      std::printf("\n");
+    }
+  }
+};
+
 struct Account {
   double steps = 0, tokens = 0, expected = 0, rows = 0;
   std::array<Count, CandidateClass::count> classes{};
@@ -53,7 +85,7 @@ struct Account {
 };
 
 /// What the last step has taught the estimates, class by class.
-void compare(const Estimates& before, const Estimates& after, Account& a) {
+void compare(const Estimates& before, const Estimates& after, Account& a, Firsts& firsts) {
   for (std::size_t run = 0; run < Estimates::run_class_count; ++run)
     for (std::size_t id = 0; id < CandidateClass::count; ++id) {
       const Estimates::Count &b = before.in_run[run][id], &n = after.in_run[run][id];
@@ -63,19 +95,21 @@ void compare(const Estimates& before, const Estimates& after, Account& a) {
       const double expected = trials * before.probability[run][id] * 0x1p-32;
       a.classes[id].add(trials, hits, expected);
       a.runs[run].add(trials, hits, expected);
+      firsts.add(id, trials, hits);
     }
 }
 
 void decode(LlamaEngine& engine, lookahead::NGramPool<std::int32_t>& pool, const Tokens& prompt, std::size_t tokens,
-            std::size_t rows, const Tokens& end_tokens, Account& a) {
+            std::size_t rows, const lookahead::Shape& shape, const Tokens& end_tokens, Account& a, Firsts& firsts) {
   const auto step = std::make_unique<Step>();
   const auto tree = std::make_unique<Step::Tree>();
   engine.truncate(0);
   engine.prefill(std::span(prompt).first(prompt.size() - 1));
   step->start(pool, prompt);
+  firsts.seen.fill(0);
   std::size_t done = 0;
   for (bool stopped = false; done < tokens && !stopped;) {
-    step->plan(pool, {},
+    step->plan(pool, shape,
                {.rows = static_cast<std::int32_t>(rows), .tokens_left = static_cast<std::int32_t>(tokens - done)},
                *tree);
     const lookahead::RowOffer offer = step->offer();
@@ -94,7 +128,7 @@ void decode(LlamaEngine& engine, lookahead::NGramPool<std::int32_t>& pool, const
           .add(1, reached[static_cast<std::size_t>(offer.fixed) + i] ? 1 : 0, gain[i]);
     const Estimates before = step->estimates();
     step->apply(pool, engine.commit(proposal.path));
-    compare(before, step->estimates(), a);
+    compare(before, step->estimates(), a, firsts);
     a.steps += 1;
     a.tokens += step->report().tokens;
     a.expected += step->report().expected;
@@ -106,7 +140,6 @@ void decode(LlamaEngine& engine, lookahead::NGramPool<std::int32_t>& pool, const
 void print_details(const Account& a) {
   constexpr const char* head = "%-26s %9s %8s %8s\n";
   std::printf(head, "class: context, source", "trials", "expected", "right");
-  constexpr std::array sources{"text", "generated", "window", "recycled"};
   for (std::size_t id = 0; id < CandidateClass::count; ++id) {
     const CandidateClass c{static_cast<std::uint8_t>(id)};
     const std::string name = std::to_string(lookahead::context_length(c.length_index())) + ", " +
@@ -149,7 +182,7 @@ int main(int argc, char** argv) {
   std::size_t tokens = 128, every = 1;
   int threads = static_cast<int>(std::thread::hardware_concurrency());
   std::string svg;
-  bool details = false, keep_pool = false;
+  bool details = false, keep_pool = false, window = false, starts = false;
   std::size_t slots = lookahead::PoolMemory::default_slots;
   CLI::App app("Expected and real tokens per step; run it in the root of the repository.");
   app.option_defaults()->always_capture_default();
@@ -166,6 +199,10 @@ int main(int argc, char** argv) {
   app.add_flag("--keep-pool", keep_pool, "Keeps the pool from prompt to prompt");
   app.add_option("--plot", svg, "Writes the reliability of the last table here, as SVG; needs gnuplot");
   app.add_flag("--details", details, "Tables by class, by run, by what a row is expected to yield");
+  app.add_flag("--starts", starts,
+               "Prints how often the first two observations of a class in a request were right, all sets and limits "
+               "together, and how many there were: the start values of estimates.hpp are such figures");
+  app.add_flag("--window", window, "With a (7, 4) window");
   CLI11_PARSE(app, argc, argv);
   try {
     const lookahead::engines::GgufFile file = model.open();
@@ -173,6 +210,8 @@ int main(int argc, char** argv) {
     LlamaEngine engine(file, {.threads = threads, .weights = model.weights});
     const Tokens end_tokens(tokenizer.eos().begin(), tokenizer.eos().end());
     std::printf("%s, %zu tokens a prompt\n", model.describe(file).c_str(), tokens);
+    const lookahead::Shape shape = window ? lookahead::Shape{.w = 7, .n = 4} : lookahead::Shape{};
+    Firsts firsts;
     for (const std::string& set : sets) {
       const std::vector<Tokens> prompts = lookahead::bench::load_prompts(set, file, tokenizer);
       for (const std::size_t limit : rows) {
@@ -180,7 +219,7 @@ int main(int argc, char** argv) {
         lookahead::NGramPool<std::int32_t> pool(slots);
         for (std::size_t p = 0; p < prompts.size(); p += every) {
           if (!keep_pool) pool.reset();
-          decode(engine, pool, prompts[p], tokens, limit, end_tokens, a);
+          decode(engine, pool, prompts[p], tokens, limit, shape, end_tokens, a, firsts);
         }
         std::printf("%s, at most %zu rows: %.2f tokens a step, expected %.2f (%+.1f%%), %.1f rows\n", set.c_str(),
                     limit, a.tokens / a.steps, a.expected / a.steps, 100 * (a.expected / a.tokens - 1),
@@ -190,6 +229,7 @@ int main(int argc, char** argv) {
         std::fflush(stdout);
       }
     }
+    if (starts) firsts.print();
     return 0;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "calibration: %s\n", error.what());

@@ -46,12 +46,17 @@ struct CandidateClass {
 /// How far the sum of a tree's reaches is from the tokens that walks get: candidates of one place know nothing of each
 /// other, so their estimates are together a little too low, or too high. Numbers are Q16.16. Trivial, as Estimates.
 struct Calibration {
-  static constexpr std::uint32_t start_tokens = 8;  ///< tokens, got as expected, to start with
-  static constexpr int fading = 5;                  ///< a step takes 1/2^fading of what was before
+  /// Tokens to start with. The first steps of a request expect too little, the most where many rows run deep
+  /// (docs/decisions.md).
+  static constexpr std::uint32_t start_expected = 8, start_accepted = 10;
+  static constexpr int fading = 5;  ///< a step takes 1/2^fading of what was before
 
   std::uint32_t expected, accepted;
 
-  LOOKAHEAD_HD constexpr void reset() { expected = accepted = start_tokens << 16; }
+  LOOKAHEAD_HD constexpr void reset() {
+    expected = start_expected << 16;
+    accepted = start_accepted << 16;
+  }
 
   /// Counts a step: the sum of its reaches, Q32.32, and how many of its rows the walk got to.
   LOOKAHEAD_HD constexpr void score(std::uint64_t reaches, int got) {
@@ -153,14 +158,23 @@ struct Estimates {
     }
   }
 
-  /// Start value in 1/256: rises with the length of the context, falls with the rank. By formula, because it serves
-  /// unlike models better than hit rates that were measured on one of them (docs/decisions.md has the figures).
+  /// The start value of a class in 1/256: how often its first two observations in a request were right. Measured by
+  /// `bench/calibration --starts` (docs/decisions.md): SmolLM2-135M-Instruct on 41 HumanEval and 80 chat prompts, the
+  /// bundled model on 24 of code and 12 of documentation, 128 tokens each, limits of 16 and 64 rows, counts added up.
   [[nodiscard]] static LOOKAHEAD_HD constexpr std::uint32_t start_value(CandidateClass c) {
-    const int length = context_length(c.length_index());
-    const int first = is_text(c.source())            ? 218 - 154 / length
-                      : c.source() == Source::window ? 51 + 26 * (length < 3 ? length : 3)
-                                                     : 64 + 13 * (length < 2 ? length : 2);
-    return static_cast<std::uint32_t>(first * 2 / (2 + 3 * c.rank()));
+    // Rank 0, by the length of the context. Window and recycled entries have contexts of up to three and two tokens.
+    constexpr std::uint8_t best[4][context_length_count] = {
+        // 1    2    3    4    6    9   13
+        {59, 141, 169, 197, 210, 225, 230},   // text
+        {102, 148, 169, 187, 210, 223, 223},  // generated
+        {87, 136, 154, 154, 154, 154, 154},   // window
+        {77, 141, 141, 141, 141, 141, 141},   // recycled
+    };
+    // The part of it that a later rank has, for all lengths. Of recycled ones it is measured; others are too seldom of
+    // a later rank (2 / (2 + 3 rank); what few there were would make it 1 for rank 1, which yields 1 to 4% less).
+    constexpr std::uint8_t part[2][8] = {{255, 102, 64, 47, 37, 30, 26, 22}, {255, 136, 95, 67, 51, 38, 36, 33}};
+    const auto source = static_cast<int>(c.source());
+    return best[source][c.length_index()] * part[c.source() == Source::recycled][c.rank()] / 255U;
   }
 };
 
