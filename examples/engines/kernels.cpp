@@ -27,6 +27,9 @@
 #define LOOKAHEAD_INLINE [[gnu::always_inline]] inline
 
 namespace lookahead::engines {
+
+extern float half_values[1 << 16];  ///< of every number in half precision
+
 namespace {
 
 #if defined(__AVX512F__)
@@ -65,18 +68,15 @@ LOOKAHEAD_INLINE void keep_in_register(const float*& value) { asm("" : "+r"(valu
 LOOKAHEAD_INLINE F bits_to_float(I bits) { return load<F>(&bits); }
 LOOKAHEAD_INLINE I float_to_bits(F value) { return load<I>(&value); }
 
+/// The value of a number in half precision: a load instead of the four operations that convert and spread a scale.
+LOOKAHEAD_INLINE float half_value(const std::byte* from) { return half_values[load<std::uint16_t>(from)]; }
+
 // ---- what differs between instruction sets ----
 
 #if defined(__AVX2__)
 LOOKAHEAD_INLINE float fused(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 #else
 LOOKAHEAD_INLINE float fused(float a, float b, float c) { return a * b + c; }
-LOOKAHEAD_INLINE float half(const std::byte* from) {
-  const std::uint32_t h = load<std::uint16_t>(from), magnitude = h & 0x7FFFU;
-  // Half and single precision differ in the bias of the exponent: 2^112; infinities need one more.
-  const std::uint32_t shifted = (magnitude << 13) + (magnitude >= 0x7C00U ? 0x70000000U : 0U);
-  return load<float>(&shifted) * (magnitude >= 0x7C00U ? 1.0F : 0x1p112F) * ((h & 0x8000U) != 0 ? -1.0F : 1.0F);
-}
 #endif
 
 #if defined(__AVX512F__)
@@ -85,12 +85,6 @@ LOOKAHEAD_INLINE F fused(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
 LOOKAHEAD_INLINE F larger(F a, F b) { return _mm512_max_ps(a, b); }
 LOOKAHEAD_INLINE unsigned above(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ); }
 LOOKAHEAD_INLINE F halves(const std::byte* from) { return _mm512_cvtph_ps(load<__m256i>(from)); }
-/// The numbers in half precision at `from` and behind it, in turns.
-LOOKAHEAD_INLINE F half_pairs(const std::byte* from) {
-  return _mm512_cvtph_ps(_mm256_set1_epi32(load<std::int32_t>(from)));
-}
-LOOKAHEAD_INLINE F even_lanes(F a) { return _mm512_moveldup_ps(a); }
-LOOKAHEAD_INLINE F odd_lanes(F a) { return _mm512_movehdup_ps(a); }
 LOOKAHEAD_INLINE F bfloats(const std::byte* from) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(load<__m256i>(from)), 16));
 }
@@ -129,12 +123,6 @@ LOOKAHEAD_INLINE unsigned above(F a, F b) {
   return static_cast<unsigned>(_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_GT_OQ)));
 }
 LOOKAHEAD_INLINE F halves(const std::byte* from) { return _mm256_cvtph_ps(load<__m128i>(from)); }
-/// The numbers in half precision at `from` and behind it, in turns.
-LOOKAHEAD_INLINE F half_pairs(const std::byte* from) {
-  return _mm256_cvtph_ps(_mm_set1_epi32(load<std::int32_t>(from)));
-}
-LOOKAHEAD_INLINE F even_lanes(F a) { return _mm256_moveldup_ps(a); }
-LOOKAHEAD_INLINE F odd_lanes(F a) { return _mm256_movehdup_ps(a); }
 LOOKAHEAD_INLINE F bfloats(const std::byte* from) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load<__m128i>(from)), 16));
 }
@@ -163,15 +151,8 @@ LOOKAHEAD_INLINE unsigned above(F a, F b) {
   return bits;
 }
 LOOKAHEAD_INLINE F halves(const std::byte* from) {
-  return F{half(from), half(from + 2), half(from + 4), half(from + 6)};
+  return F{half_value(from), half_value(from + 2), half_value(from + 4), half_value(from + 6)};
 }
-/// The numbers in half precision at `from` and behind it, in turns.
-LOOKAHEAD_INLINE F half_pairs(const std::byte* from) {
-  const float d = half(from), m = half(from + 2);
-  return F{d, m, d, m};
-}
-LOOKAHEAD_INLINE F even_lanes(F a) { return F{a[0], a[0], a[2], a[2]}; }
-LOOKAHEAD_INLINE F odd_lanes(F a) { return F{a[1], a[1], a[3], a[3]}; }
 LOOKAHEAD_INLINE F bfloats(const std::byte* from) {
   typedef std::uint16_t H __attribute__((vector_size(2 * lanes)));
   return bits_to_float(__builtin_convertvector(load<H>(from), I) << 16);
@@ -214,14 +195,14 @@ struct Q8 {
   static constexpr int bytes = 34;
   static constexpr bool packed = true;
   LOOKAHEAD_INLINE static F vector(const std::byte* from, int i) {
-    return even_lanes(half_pairs(from)) * signed_bytes(from + 2 + lanes * i);
+    return broadcast(half_value(from)) * signed_bytes(from + 2 + lanes * i);
   }
 };
 struct Q40 {
   static constexpr int bytes = 18;
   static constexpr bool packed = true;
   LOOKAHEAD_INLINE static F vector(const std::byte* from, int i) {
-    const F scale = even_lanes(half_pairs(from));
+    const F scale = broadcast(half_value(from));
     const auto number = [&](F q) __attribute__((always_inline)) { return scale * (q - 8.0F); };
     return nibbles(from + 2, i, number);
   }
@@ -230,7 +211,7 @@ struct Q41 {
   static constexpr int bytes = 20;
   static constexpr bool packed = true;
   LOOKAHEAD_INLINE static F vector(const std::byte* from, int i) {
-    const F scales = half_pairs(from), d = even_lanes(scales), m = odd_lanes(scales);
+    const F d = broadcast(half_value(from)), m = broadcast(half_value(from + 2));
     const auto number = [&](F q) __attribute__((always_inline)) { return fused(d, q, m); };
     return nibbles(from + 4, i, number);
   }
@@ -306,13 +287,14 @@ template <class T, int rows>
       for (int i = 0; i < rows * outputs; ++i) sum[i] = carry[i];
     }
     const float* at = x;
-    for (int b = 0; b < w.blocks; ++b) {
+    std::size_t offset = 0;
+    for (int b = 0; b < w.blocks; ++b, offset += T::bytes) {
       if constexpr (rows <= outputs) {  // outputs one by one: a block's bits are read once
         LOOKAHEAD_UNROLL
         for (int t = 0; t < outputs; ++t) {
           LOOKAHEAD_UNROLL
           for (int i = 0; i < vectors; ++i) {
-            F v = T::vector(from[t], i);
+            F v = T::vector(from[t] + offset, i);
             keep_in_register(v);
             LOOKAHEAD_UNROLL
             for (int r = 0; r < rows; ++r)
@@ -325,7 +307,7 @@ template <class T, int rows>
         for (int i = 0; i < vectors; ++i) {
           F v[outputs];
           LOOKAHEAD_UNROLL
-          for (int t = 0; t < outputs; ++t) keep_in_register(v[t] = T::vector(from[t], i));
+          for (int t = 0; t < outputs; ++t) keep_in_register(v[t] = T::vector(from[t] + offset, i));
           LOOKAHEAD_UNROLL
           for (int r = 0; r < rows; ++r) {
             F u = load(at + size(r) * ldx);
@@ -339,11 +321,9 @@ template <class T, int rows>
       if (step != 0) {
         LOOKAHEAD_UNROLL
         for (int t = 0; t < outputs; ++t)
-          for (int i = 0; i < T::bytes; i += 64) __builtin_prefetch(from[t] + step + i, 0, 2);
+          for (int i = 0; i < T::bytes; i += 64) __builtin_prefetch(from[t] + offset + step + i, 0, 2);
       }
       for (std::ptrdiff_t l = 0; l < lines && next < end; ++l, next += 64) __builtin_prefetch(next, 0, 2);
-      LOOKAHEAD_UNROLL
-      for (int t = 0; t < outputs; ++t) from[t] += T::bytes;
     }
     if (!w.ends) {
       LOOKAHEAD_UNROLL
@@ -618,11 +598,21 @@ const Kernels LOOKAHEAD_FUNCTION(LOOKAHEAD_KERNELS){
 
 #if defined(LOOKAHEAD_KERNELS_PORTABLE)
 
+float half_values[1 << 16];
+
 #if defined(__x86_64__)
 extern const Kernels avx2_kernels, avx512_kernels;
 #endif
 
 std::span<const Kernels* const> available_kernels() {
+  static const bool filled = [] {
+    for (std::uint32_t h = 0; h < 1U << 16; ++h) {
+      const auto bits = static_cast<std::uint16_t>(h);
+      decode_row(WeightType::f16, reinterpret_cast<const std::byte*>(&bits), 1, &half_values[h]);
+    }
+    return true;
+  }();
+  static_cast<void>(filled);
 #if defined(__x86_64__)
   static const Kernels* const sets[] = {&avx512_kernels, &avx2_kernels, &portable_kernels};
   __builtin_cpu_init();
