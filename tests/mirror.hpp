@@ -440,7 +440,7 @@ class Mirror {
   naive::Window window_, planned_;  // between steps, and with what the planned step filled in
   std::map<Tokens, bool> wanted_;   // the planned window's rows
   std::size_t top_count_;
-  std::uint32_t expected_ = 8 << 16, accepted_ = 8 << 16;  // in 1/65536 of a token
+  std::uint32_t expected_ = 8 << 16, accepted_ = 10 << 16;  // in 1/65536 of a token
 };
 
 /// Decodes a random request in steps of random shapes up to `most` and random limits, and calls `check(mirror)` behind
