@@ -47,37 +47,39 @@ struct Count {
   }
 };
 
-/// The first observations of each class in a request, added up over requests: what start values are measured by.
+/// The first steps of each request that tried a class, added up over requests: what start values are measured by.
 struct Firsts {
-  static constexpr int observations = 2;
+  static constexpr int steps = 2;
   std::array<int, CandidateClass::count> seen{};  ///< in this request
   std::array<Count, CandidateClass::count> classes{};
 
   void add(std::size_t id, double trials, double hits) {
-    if (seen[id]++ < observations) classes[id].add(trials, hits, 0);
+    if (trials > 0 && seen[id]++ < steps) classes[id].add(trials, hits, 0);
   }
 
   void print() const {
-    std::printf("\nstart values in 1/256, and what they were measured by\n%-20s", "source, rank, context");
-    for (int l = 0; l < lookahead::context_length_count; ++l) std::printf(" %10d", lookahead::context_length(l));
+    constexpr int lengths = lookahead::context_length_count;
+    std::printf("\nstart values in 1/256, and by how many trials\n%-20s", "source, rank, context");
+    for (int l = 0; l < lengths; ++l) std::printf(" %12d", lookahead::context_length(l));
     std::printf("\n");
-    for (int id = 0; id < CandidateClass::count / lookahead::context_length_count; ++id) {
-      const auto same = [&](int l) {
-        return classes[static_cast<std::size_t>(l * CandidateClass::count / lookahead::context_length_count + id)];
-      };
-      double all = 0;
-      for (int l = 0; l < lookahead::context_length_count; ++l) all += same(l).trials;
-      if (all == 0) continue;
-      const CandidateClass c{static_cast<std::uint8_t>(id)};
-      std::printf("%-20s", (sources[static_cast<std::size_t>(c.source())] + (", " + std::to_string(c.rank()))).c_str());
-      for (int l = 0; l < lookahead::context_length_count; ++l)
-        std::printf(" %4.0f (%3.0f)", same(l).trials > 0 ? 256 * same(l).hits / same(l).trials : 0, same(l).trials);
-      std::printf("\n");
-    }
+    for (std::size_t source = 0; source < sources.size(); ++source)
+      for (int rank = 0; rank < 8; ++rank) {
+        const auto of = [&](int l) -> const Count& {
+          return classes[CandidateClass::of(l, static_cast<lookahead::Source>(source), rank).id];
+        };
+        double all = 0;
+        for (int l = 0; l < lengths; ++l) all += of(l).trials;
+        if (all == 0) continue;
+        std::printf("%-20s", (sources[source] + (", " + std::to_string(rank))).c_str());
+        for (int l = 0; l < lengths; ++l)
+          std::printf(" %4.0f (%5.0f)", of(l).trials > 0 ? 256 * of(l).hits / of(l).trials : 0, of(l).trials);
+        std::printf("\n");
+      }
   }
 };
 
 struct Account {
+  Firsts& firsts;
   double steps = 0, tokens = 0, expected = 0, rows = 0;
   std::array<Count, CandidateClass::count> classes{};
   std::array<Count, Estimates::run_class_count> runs{};
@@ -85,9 +87,10 @@ struct Account {
 };
 
 /// What the last step has taught the estimates, class by class.
-void compare(const Estimates& before, const Estimates& after, Account& a, Firsts& firsts) {
-  for (std::size_t run = 0; run < Estimates::run_class_count; ++run)
-    for (std::size_t id = 0; id < CandidateClass::count; ++id) {
+void compare(const Estimates& before, const Estimates& after, Account& a) {
+  for (std::size_t id = 0; id < CandidateClass::count; ++id) {
+    double all_trials = 0, all_hits = 0;
+    for (std::size_t run = 0; run < Estimates::run_class_count; ++run) {
       const Estimates::Count &b = before.in_run[run][id], &n = after.in_run[run][id];
       if (n.trials <= b.trials) continue;  // nothing, or halved
       const double trials = (n.trials - b.trials) / double{Estimates::unit};
@@ -95,18 +98,21 @@ void compare(const Estimates& before, const Estimates& after, Account& a, Firsts
       const double expected = trials * before.probability[run][id] * 0x1p-32;
       a.classes[id].add(trials, hits, expected);
       a.runs[run].add(trials, hits, expected);
-      firsts.add(id, trials, hits);
+      all_trials += trials;
+      all_hits += hits;
     }
+    a.firsts.add(id, all_trials, all_hits);
+  }
 }
 
 void decode(LlamaEngine& engine, lookahead::NGramPool<std::int32_t>& pool, const Tokens& prompt, std::size_t tokens,
-            std::size_t rows, const lookahead::Shape& shape, const Tokens& end_tokens, Account& a, Firsts& firsts) {
+            std::size_t rows, const lookahead::Shape& shape, const Tokens& end_tokens, Account& a) {
   const auto step = std::make_unique<Step>();
   const auto tree = std::make_unique<Step::Tree>();
   engine.truncate(0);
   engine.prefill(std::span(prompt).first(prompt.size() - 1));
   step->start(pool, prompt);
-  firsts.seen.fill(0);
+  a.firsts.seen.fill(0);
   std::size_t done = 0;
   for (bool stopped = false; done < tokens && !stopped;) {
     step->plan(pool, shape,
@@ -128,7 +134,7 @@ void decode(LlamaEngine& engine, lookahead::NGramPool<std::int32_t>& pool, const
           .add(1, reached[static_cast<std::size_t>(offer.fixed) + i] ? 1 : 0, gain[i]);
     const Estimates before = step->estimates();
     step->apply(pool, engine.commit(proposal.path));
-    compare(before, step->estimates(), a, firsts);
+    compare(before, step->estimates(), a);
     a.steps += 1;
     a.tokens += step->report().tokens;
     a.expected += step->report().expected;
@@ -200,8 +206,8 @@ int main(int argc, char** argv) {
   app.add_option("--plot", svg, "Writes the reliability of the last table here, as SVG; needs gnuplot");
   app.add_flag("--details", details, "Tables by class, by run, by what a row is expected to yield");
   app.add_flag("--starts", starts,
-               "Prints how often the first two observations of a class in a request were right, all sets and limits "
-               "together, and how many there were: the start values of estimates.hpp are such figures");
+               "Prints how often a class was right in the first two steps of a request that tried it, all sets and "
+               "limits together: the start values of estimates.hpp are such figures");
   app.add_flag("--window", window, "With a (7, 4) window");
   CLI11_PARSE(app, argc, argv);
   try {
@@ -215,11 +221,11 @@ int main(int argc, char** argv) {
     for (const std::string& set : sets) {
       const std::vector<Tokens> prompts = lookahead::bench::load_prompts(set, file, tokenizer);
       for (const std::size_t limit : rows) {
-        Account a;
+        Account a{firsts};
         lookahead::NGramPool<std::int32_t> pool(slots);
         for (std::size_t p = 0; p < prompts.size(); p += every) {
           if (!keep_pool) pool.reset();
-          decode(engine, pool, prompts[p], tokens, limit, shape, end_tokens, a, firsts);
+          decode(engine, pool, prompts[p], tokens, limit, shape, end_tokens, a);
         }
         std::printf("%s, at most %zu rows: %.2f tokens a step, expected %.2f (%+.1f%%), %.1f rows\n", set.c_str(),
                     limit, a.tokens / a.steps, a.expected / a.steps, 100 * (a.expected / a.tokens - 1),

@@ -120,6 +120,22 @@ constexpr void (*menu[])(std::uint64_t, Seen&) = {run<Lookahead<1, 2, 1>>, run<L
 
 }  // namespace
 
+TEST_CASE("start values rise with the length of the context and fall with the rank") {
+  using lookahead::CandidateClass;
+  using lookahead::Source;
+  for (const Source source : {Source::text, Source::generated, Source::window, Source::recycled})
+    for (int length = 0; length < lookahead::context_length_count; ++length)
+      for (int rank = 0; rank < 8; ++rank) {
+        const auto start = [&](int l, int r) {
+          return lookahead::Estimates::start_value(CandidateClass::of(l, source, r));
+        };
+        CHECK(start(length, rank) >= 1);
+        CHECK(start(length, rank) < 256);
+        if (length > 0) CHECK(start(length, rank) >= start(length - 1, rank));
+        if (rank > 0) CHECK(start(length, rank) <= start(length, rank - 1));
+      }
+}
+
 TEST_CASE("trees grow as best-first growth grows them, order included, and estimates learn what they must") {
   Seen seen;
   for (int seed = 0; seed < std::max(cases(2000) / 50, 12); ++seed) {

@@ -28,7 +28,7 @@
 
 namespace lookahead::engines {
 
-extern float half_values[1 << 16];  ///< of every number in half precision
+extern float half_values[1 << 16];  ///< of every number in half precision; available_kernels() fills it
 
 namespace {
 
@@ -68,7 +68,8 @@ LOOKAHEAD_INLINE void keep_in_register(const float*& value) { asm("" : "+r"(valu
 LOOKAHEAD_INLINE F bits_to_float(I bits) { return load<F>(&bits); }
 LOOKAHEAD_INLINE I float_to_bits(F value) { return load<I>(&value); }
 
-/// The value of a number in half precision: a load instead of the four operations that convert and spread a scale.
+/// The value of a number in half precision. For the scales of packed weights two loads take the place of the four
+/// vector operations that convert them and spread them over the lanes.
 LOOKAHEAD_INLINE float half_value(const std::byte* from) { return half_values[load<std::uint16_t>(from)]; }
 
 // ---- what differs between instruction sets ----
@@ -287,8 +288,7 @@ template <class T, int rows>
       for (int i = 0; i < rows * outputs; ++i) sum[i] = carry[i];
     }
     const float* at = x;
-    std::size_t offset = 0;
-    for (int b = 0; b < w.blocks; ++b, offset += T::bytes) {
+    for (std::size_t offset = 0; offset < size(w.blocks) * T::bytes; offset += T::bytes) {
       if constexpr (rows <= outputs) {  // outputs one by one: a block's bits are read once
         LOOKAHEAD_UNROLL
         for (int t = 0; t < outputs; ++t) {
@@ -605,14 +605,13 @@ extern const Kernels avx2_kernels, avx512_kernels;
 #endif
 
 std::span<const Kernels* const> available_kernels() {
-  static const bool filled = [] {
+  [[maybe_unused]] static const bool filled = [] {
     for (std::uint32_t h = 0; h < 1U << 16; ++h) {
       const auto bits = static_cast<std::uint16_t>(h);
       decode_row(WeightType::f16, reinterpret_cast<const std::byte*>(&bits), 1, &half_values[h]);
     }
     return true;
   }();
-  static_cast<void>(filled);
 #if defined(__x86_64__)
   static const Kernels* const sets[] = {&avx512_kernels, &avx2_kernels, &portable_kernels};
   __builtin_cpu_init();

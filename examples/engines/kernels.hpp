@@ -58,7 +58,8 @@ struct Kernels {
   double (*peak)(int rounds);
 };
 
-/// The sets that this machine runs, the fastest first. The last one runs everywhere.
+/// The sets that this machine runs, the fastest first. The last one runs everywhere. The only way to a set: it fills
+/// what they share.
 std::span<const Kernels* const> available_kernels();
 
 }  // namespace lookahead::engines

@@ -46,8 +46,8 @@ struct CandidateClass {
 /// How far the sum of a tree's reaches is from the tokens that walks get: candidates of one place know nothing of each
 /// other, so their estimates are together a little too low, or too high. Numbers are Q16.16. Trivial, as Estimates.
 struct Calibration {
-  /// Tokens to start with. The first steps of a request expect too little, the most where many rows run deep
-  /// (docs/decisions.md).
+  /// Tokens to start with. Where many rows run deep, which is where a model repeats itself, the first steps expect too
+  /// little (docs/decisions.md).
   static constexpr std::uint32_t start_expected = 8, start_accepted = 10;
   static constexpr int fading = 5;  ///< a step takes 1/2^fading of what was before
 
@@ -158,9 +158,8 @@ struct Estimates {
     }
   }
 
-  /// The start value of a class in 1/256: how often its first two observations in a request were right. Measured by
-  /// `bench/calibration --starts` (docs/decisions.md): SmolLM2-135M-Instruct on 41 HumanEval and 80 chat prompts, the
-  /// bundled model on 24 of code and 12 of documentation, 128 tokens each, limits of 16 and 64 rows, counts added up.
+  /// The start value of a class in 1/256: how often it was right in the first two steps of a request that tried it, as
+  /// measured by `bench/calibration --starts` with two models and four sets of prompts (docs/decisions.md).
   [[nodiscard]] static LOOKAHEAD_HD constexpr std::uint32_t start_value(CandidateClass c) {
     // Rank 0, by the length of the context. Window and recycled entries have contexts of up to three and two tokens.
     constexpr std::uint8_t best[4][context_length_count] = {
@@ -170,8 +169,8 @@ struct Estimates {
         {87, 136, 154, 154, 154, 154, 154},   // window
         {77, 141, 141, 141, 141, 141, 141},   // recycled
     };
-    // The part of it that a later rank has, for all lengths. Of recycled ones it is measured; others are too seldom of
-    // a later rank (2 / (2 + 3 rank); what few there were would make it 1 for rank 1, which yields 1 to 4% less).
+    // What part of it a later rank has, in 1/255, for all lengths. Of recycled entries it is measured; others are too
+    // seldom of a later rank: about 2 / (2 + 3 rank).
     constexpr std::uint8_t part[2][8] = {{255, 102, 64, 47, 37, 30, 26, 22}, {255, 136, 95, 67, 51, 38, 36, 33}};
     const auto source = static_cast<int>(c.source());
     return best[source][c.length_index()] * part[c.source() == Source::recycled][c.rank()] / 255U;
