@@ -32,12 +32,14 @@ extern float half_values[1 << 16];  ///< of every number in half precision; avai
 
 namespace {
 
+// Rows of a tile: fewer for F32, of whose weights a tile takes so many lines that they and the activations of 8 rows
+// would drive each other out of the first-level cache.
 #if defined(__AVX512F__)
-constexpr int lanes = 16, most_sums = 24, most_rows = 8, summed = 8;
+constexpr int lanes = 16, most_sums = 24, tile_rows = 8, f32_rows = 4, summed = 8;
 #elif defined(__AVX2__)
-constexpr int lanes = 8, most_sums = 12, most_rows = 6, summed = 4;
+constexpr int lanes = 8, most_sums = 12, tile_rows = 6, f32_rows = 6, summed = 4;
 #else
-constexpr int lanes = 4, most_sums = 12, most_rows = 6, summed = 4;
+constexpr int lanes = 4, most_sums = 12, tile_rows = 6, f32_rows = 6, summed = 4;
 #endif
 constexpr int vectors = block_size / lanes;  ///< of a block
 
@@ -83,7 +85,6 @@ LOOKAHEAD_INLINE float fused(float a, float b, float c) { return a * b + c; }
 #if defined(__AVX512F__)
 
 LOOKAHEAD_INLINE F fused(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
-LOOKAHEAD_INLINE F larger(F a, F b) { return _mm512_max_ps(a, b); }
 LOOKAHEAD_INLINE unsigned above(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ); }
 LOOKAHEAD_INLINE F halves(const std::byte* from) { return _mm512_cvtph_ps(load<__m256i>(from)); }
 LOOKAHEAD_INLINE F bfloats(const std::byte* from) {
@@ -119,7 +120,6 @@ LOOKAHEAD_INLINE void sum_lanes(const F* a, float* out) {
 #elif defined(__AVX2__)
 
 LOOKAHEAD_INLINE F fused(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
-LOOKAHEAD_INLINE F larger(F a, F b) { return _mm256_max_ps(a, b); }
 LOOKAHEAD_INLINE unsigned above(F a, F b) {
   return static_cast<unsigned>(_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_GT_OQ)));
 }
@@ -145,7 +145,6 @@ LOOKAHEAD_INLINE void sum_lanes(const F* a, float* out) {
 #else
 
 LOOKAHEAD_INLINE F fused(F a, F b, F c) { return a * b + c; }
-LOOKAHEAD_INLINE F larger(F a, F b) { return a > b ? a : b; }
 LOOKAHEAD_INLINE unsigned above(F a, F b) {
   unsigned bits = 0;
   for (int i = 0; i < lanes; ++i) bits |= static_cast<unsigned>(a[i] > b[i]) << i;
@@ -178,29 +177,29 @@ LOOKAHEAD_INLINE void sum_lanes(const F* a, float* out) {
 // ---- weight types: 32 numbers take `bytes` bytes; `vector` gives the i-th vector of them ----
 
 struct F32 {
-  static constexpr int bytes = 128;
+  static constexpr int bytes = 128, most_rows = f32_rows;
   static constexpr bool packed = false;
   LOOKAHEAD_INLINE static F vector(const std::byte* from, int i) { return load<F>(from + 4 * lanes * i); }
 };
 struct F16 {
-  static constexpr int bytes = 64;
+  static constexpr int bytes = 64, most_rows = tile_rows;
   static constexpr bool packed = false;
   LOOKAHEAD_INLINE static F vector(const std::byte* from, int i) { return halves(from + 2 * lanes * i); }
 };
 struct BF16 {
-  static constexpr int bytes = 64;
+  static constexpr int bytes = 64, most_rows = tile_rows;
   static constexpr bool packed = false;
   LOOKAHEAD_INLINE static F vector(const std::byte* from, int i) { return bfloats(from + 2 * lanes * i); }
 };
 struct Q8 {
-  static constexpr int bytes = 34;
+  static constexpr int bytes = 34, most_rows = tile_rows;
   static constexpr bool packed = true;
   LOOKAHEAD_INLINE static F vector(const std::byte* from, int i) {
     return broadcast(half_value(from)) * signed_bytes(from + 2 + lanes * i);
   }
 };
 struct Q40 {
-  static constexpr int bytes = 18;
+  static constexpr int bytes = 18, most_rows = tile_rows;
   static constexpr bool packed = true;
   LOOKAHEAD_INLINE static F vector(const std::byte* from, int i) {
     const F scale = broadcast(half_value(from));
@@ -209,10 +208,11 @@ struct Q40 {
   }
 };
 struct Q41 {
-  static constexpr int bytes = 20;
+  static constexpr int bytes = 20, most_rows = tile_rows;
   static constexpr bool packed = true;
   LOOKAHEAD_INLINE static F vector(const std::byte* from, int i) {
-    const F d = broadcast(half_value(from)), m = broadcast(half_value(from + 2));
+    const auto both = load<std::uint32_t>(from);
+    const F d = broadcast(half_values[both & 0xFFFF]), m = broadcast(half_values[both >> 16]);
     const auto number = [&](F q) __attribute__((always_inline)) { return fused(d, q, m); };
     return nibbles(from + 4, i, number);
   }
@@ -346,7 +346,7 @@ template <class T, int rows>
 }
 
 /// `tile` rows, or fewer.
-template <class T, int tile = most_rows>
+template <class T, int tile = T::most_rows>
 void multiply_tile(int rows, const Panel& w, const float* x, std::size_t ldx, F* sums, float* y, std::size_t ldy,
                    Ahead& ahead) {
   if constexpr (tile > 1)
@@ -358,7 +358,7 @@ void multiply_tile(int rows, const Panel& w, const float* x, std::size_t ldx, F*
 template <class T>
 void multiply_rows(const Panel& w, const float* x, std::size_t ldx, int rows, F* sums, float* y, std::size_t ldy,
                    Ahead& ahead) {
-  for (int tiles = (rows + most_rows - 1) / most_rows; tiles > 0; --tiles) {
+  for (int tiles = (rows + T::most_rows - 1) / T::most_rows; tiles > 0; --tiles) {
     const int n = (rows + tiles - 1) / tiles;
     multiply_tile<T>(n, w, x, ldx, sums, y, ldy, ahead);
     rows -= n;
@@ -371,8 +371,8 @@ void multiply_rows(const Panel& w, const float* x, std::size_t ldx, int rows, F*
 template <class T>
 void multiply_as(const Matrix& w, int first, int last, const float* x, std::size_t ldx, int rows, float* y,
                  std::size_t ldy) {
-  constexpr int direct_rows = 2 * most_rows;  // for more, decoding packed weights once is faster
-  constexpr int most = T::packed ? group_rows : most_rows;
+  constexpr int direct_rows = 2 * T::most_rows;  // for more, decoding packed weights once is faster
+  constexpr int most = T::packed ? group_rows : T::most_rows;
   constexpr int stride = panel_columns + 16;  // not a power of two: rows would compete for places in the cache
   alignas(64) float numbers[group_outputs * stride];
   alignas(64) F sums[group_rows * group_outputs];
@@ -381,11 +381,11 @@ void multiply_as(const Matrix& w, int first, int last, const float* x, std::size
     outputs = last - o < group_outputs ? last - o : group_outputs;
     const int behind = w.outputs - o - outputs < group_outputs ? w.outputs - o - outputs : group_outputs;
     Ahead ahead{w.data + size(o + outputs) * w.stride, 0, 0};
-    if (!T::packed && rows <= most_rows && w.columns % block_size == 0)
+    if (!T::packed && rows <= T::most_rows && w.columns % block_size == 0)
       ahead.outputs = w.outputs - o;
     else
       ahead.share =
-          static_cast<std::ptrdiff_t>(size(behind) * w.stride) / ((rows + most_rows - 1) / most_rows * panels);
+          static_cast<std::ptrdiff_t>(size(behind) * w.stride) / ((rows + T::most_rows - 1) / T::most_rows * panels);
     for (int r = 0, some; r < rows; r += some) {
       const int parts = (rows - r + most - 1) / most;
       some = (rows - r + parts - 1) / parts;
@@ -485,8 +485,8 @@ void accumulate_rows(const float* a, std::size_t lda, const float* b, std::size_
 
 void accumulate(const float* a, std::size_t lda, const float* b, std::size_t ldb, float* c, std::size_t ldc, int m,
                 int k, int n) {
-  for (; m >= most_rows; m -= most_rows, a += most_rows * lda, c += most_rows * ldc)
-    accumulate_rows<most_rows>(a, lda, b, ldb, c, ldc, k, n);
+  for (; m >= tile_rows; m -= tile_rows, a += tile_rows * lda, c += tile_rows * ldc)
+    accumulate_rows<tile_rows>(a, lda, b, ldb, c, ldc, k, n);
   for (; m >= 4; m -= 4, a += 4 * lda, c += 4 * ldc) accumulate_rows<4>(a, lda, b, ldb, c, ldc, k, n);
   if (m == 3) accumulate_rows<3>(a, lda, b, ldb, c, ldc, k, n);
   if (m == 2) accumulate_rows<2>(a, lda, b, ldb, c, ldc, k, n);
@@ -532,7 +532,7 @@ float exponentials(float* s, int n) {
   const int end = (n + lanes - 1) / lanes * lanes;
   for (int i = n; i < end; ++i) s[i] = -__builtin_inff();
   F most = load(s);
-  for (int i = lanes; i < end; i += lanes) most = larger(load(s + i), most);
+  for (int i = lanes; i < end; i += lanes) most = load(s + i) > most ? load(s + i) : most;
   float largest = most[0];
   for (int i = 1; i < lanes; ++i) largest = most[i] > largest ? most[i] : largest;
   F sum = {};

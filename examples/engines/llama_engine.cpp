@@ -24,7 +24,6 @@
 namespace lookahead::engines {
 namespace {
 
-constexpr int kept_best = 8;                ///< tokens of each wanted row that a forward looks out for
 constexpr std::size_t value_stretch = 128;  ///< positions whose values fit the first-level cache
 constexpr int default_context = 4096, most_rows = 4096, most_threads = 256;
 constexpr std::int64_t most_width = 1 << 16, most_layers = 1024;
@@ -252,8 +251,6 @@ struct LlamaEngine::State {
   std::vector<int> length;     ///< rows that a row sees
   std::vector<int> logit_row;  ///< row -> its place in `logits`, -1 where it has none
   std::vector<std::int32_t> step_parents;
-  std::vector<std::int32_t> best;  ///< [wanted row][kept_best]
-  int best_count = 0;
   int step_rows = 0, step_root = -1;
 
   struct Scratch {
@@ -279,12 +276,16 @@ struct LlamaEngine::State {
     return values + size(layer * weights->key_heads + key_head) * size(blocks) * block_size * size(weights->head);
   }
 
-  /// Cuts the outputs of matrices into tasks, the same ones whatever the number of rows.
+  /// Cuts the outputs of matrices into tasks, the same ones whatever the number of rows. Threads that take turns find
+  /// the next task where the last one ended, so what a task fetches ahead is what its thread needs.
   template <class Task>
   void for_outputs(int outputs, Task task) {
-    const int piece = std::clamp((outputs / (workers.size() * 4) + 7) / 8 * 8, 8, 256);
-    workers.run((outputs + piece - 1) / piece,
-                [&](int i, int) { task(i * piece, std::min((i + 1) * piece, outputs)); });
+    const int threads = workers.size(), each = std::max(4, outputs / (threads * 256)), tasks = threads * each;
+    const int piece = ((outputs + tasks - 1) / tasks + 7) / 8 * 8;
+    workers.run(tasks, [&](int i, int) {
+      const int first = (i % threads * each + i / threads) * piece;
+      if (first < outputs) task(first, std::min(first + piece, outputs));
+    });
   }
 };
 
@@ -330,7 +331,6 @@ LlamaEngine::State::State(std::shared_ptr<const Weights> model, const LlamaOptio
   length.resize(rows);
   logit_row.assign(rows, -1);
   step_parents.resize(rows);
-  best.resize(rows * kept_best);
   for (int t = 0; t < workers.size(); ++t) {
     Scratch& s = scratch.emplace_back();
     s.queries = Floats(size(tile * group * w.head));
@@ -419,10 +419,6 @@ void LlamaEngine::State::evaluate(std::span<const token_type> tokens, const Toke
   const int outputs = static_cast<int>(wanted.size());
   for_outputs(w.vocabulary, [&](int first, int last) {
     kernels.multiply(w.output, first, last, normed + 0, width, outputs, logits + 0, size(w.vocabulary));
-  });
-  best_count = std::min(kept_best, w.vocabulary);
-  workers.run(outputs, [&](int n, int) {
-    kernels.top(logits + size(n) * size(w.vocabulary), w.vocabulary, &best[size(n) * kept_best], kept_best);
   });
 }
 
@@ -614,14 +610,8 @@ LlamaEngine::token_type LlamaEngine::next_token(int row) const {
 }
 
 std::size_t LlamaEngine::top_tokens(int row, std::span<token_type> out) const {
-  const State& s = *state_;
-  const float* const from = s.logits_of(row);
-  if (out.size() > kept_best)
-    return size(
-        s.kernels.top(from, s.weights->vocabulary, out.data(), static_cast<int>(std::min(out.size(), vocabulary()))));
-  const std::size_t n = std::min(out.size(), size(s.best_count));
-  std::copy_n(&s.best[size(s.logit_row[size(row)]) * kept_best], n, out.begin());
-  return n;
+  const int count = static_cast<int>(std::min(out.size(), vocabulary()));
+  return size(state_->kernels.top(state_->logits_of(row), state_->weights->vocabulary, out.data(), count));
 }
 
 LlamaEngine LlamaEngine::fork() const {
