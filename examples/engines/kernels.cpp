@@ -267,8 +267,8 @@ struct Ahead {
   int outputs;           ///< from the panel's first to the matrix's last, or 0: no fetching by tiles of outputs
 };
 
-/// Adds the products of a panel and `rows` rows to their accumulators, sums[output of a tile][row], and writes to `y`
-/// what is complete.
+/// Adds the products of a panel and `rows` rows to their accumulators, sums[row][output], and writes to `y` what is
+/// complete.
 template <class T, int rows>
 [[gnu::noinline]] void multiply_panel(const Panel& w, const float* x, std::size_t ldx, F* sums, float* y,
                                       std::size_t ldy, Ahead& ahead) {
@@ -282,10 +282,10 @@ template <class T, int rows>
     const std::byte* const end = ahead.at + ahead.share * (first / outputs + 1) / tiles;
     const std::ptrdiff_t lines = (end - next) / 64 / (w.blocks + 1) + 1;  // in the time of a block
     F sum[in_all] = {};
-    F* const carry = sums + first * rows;
+    F* const carry = sums + first;
     if (!w.begins) {
       LOOKAHEAD_UNROLL
-      for (int i = 0; i < rows * outputs; ++i) sum[i] = carry[i];
+      for (int i = 0; i < rows * outputs; ++i) sum[i] = carry[i / outputs * group_outputs + i % outputs];
     }
     const float* at = x;
     for (std::size_t offset = 0; offset < size(w.blocks) * T::bytes; offset += T::bytes) {
@@ -327,7 +327,7 @@ template <class T, int rows>
     }
     if (!w.ends) {
       LOOKAHEAD_UNROLL
-      for (int i = 0; i < rows * outputs; ++i) carry[i] = sum[i];
+      for (int i = 0; i < rows * outputs; ++i) carry[i / outputs * group_outputs + i % outputs] = sum[i];
       continue;
     }
     float out[in_all];
