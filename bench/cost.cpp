@@ -108,14 +108,16 @@ struct Size {
   double bytes = 0, products = 0;
 };
 
-/// Bytes of the matrices once stored as `type`, and their multiply-adds for a row.
-Size size_of(const GgufFile& file, WeightType type) {
+/// Bytes of the matrices once stored as `type`, and the multiply-adds of a row: theirs, and those of attention, which
+/// meets every token of the context twice, with a key and with a value.
+Size size_of(const GgufFile& file, WeightType type, int context) {
   Size size;
   const bool tied = file.find("output.weight") == nullptr;
   for (const GgufTensor& t : file.tensors()) {
     if (t.rows() == 1 || (t.name == "token_embd.weight" && !tied)) continue;
     size.bytes += static_cast<double>(row_bytes(type, t.shape[0]) * t.rows());
     size.products += static_cast<double>(t.shape[0] * t.rows());
+    if (t.name.ends_with(".attn_q.weight")) size.products += 2.0 * context * static_cast<double>(t.rows());
   }
   return size;
 }
@@ -219,7 +221,7 @@ int run(int argc, char** argv) {
     LlamaEngine engine(file, {.context = context + most_rows, .threads = threads, .weights = type, .kernels = kernels});
     engine.prefill(prompt_of(context, engine.vocabulary()));
 
-    const Size size = size_of(file, *type);
+    const Size size = size_of(file, *type, context);
     const auto count = static_cast<std::size_t>(size.bytes / sizeof(std::uint64_t));
     const auto memory = numbers(count);
     std::vector<double> bandwidths, peaks;
