@@ -280,7 +280,9 @@ struct LlamaEngine::State {
   /// the next task where the last one ended, so what a task fetches ahead is what its thread needs.
   template <class Task>
   void for_outputs(int outputs, Task task) {
-    const int threads = workers.size(), each = std::max(4, outputs / (threads * 256)), tasks = threads * each;
+    const int threads = workers.size();
+    const int each = std::max(std::clamp(outputs / (8 * threads), 1, 4), outputs / (256 * threads));
+    const int tasks = threads * each;
     const int piece = ((outputs + tasks - 1) / tasks + 7) / 8 * 8;
     workers.run(tasks, [&](int i, int) {
       const int first = (i % threads * each + i / threads) * piece;
