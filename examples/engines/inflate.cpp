@@ -8,9 +8,10 @@
 #include <stdexcept>
 #include <string>
 #include <system_error>
+#include <utility>
 
 #include "engines/gguf_writer.hpp"
-#include "engines/llama_engine.hpp"
+#include "engines/llama_weights.hpp"
 
 #include "lookahead/errors.hpp"
 
@@ -43,10 +44,11 @@ class RandomRows {
 
 class Inflation {
  public:
-  Inflation(const GgufFile& source, const InflateOptions& options) : source_(source), random_(options.seed) {
-    width_ = size_of("embedding_length", options.width);
-    feed_ = size_of("feed_forward_length", options.feed);
-    blocks_ = size_of("block_count", options.blocks);
+  Inflation(const LlamaWeights& model, const InflateOptions& options)
+      : model_(model), source_(model.file), random_(options.seed) {
+    width_ = size_of("llama.embedding_length", static_cast<std::size_t>(model.width), options.width);
+    feed_ = size_of("llama.feed_forward_length", static_cast<std::size_t>(model.feed), options.feed);
+    blocks_ = size_of("llama.block_count", model.layers.size(), options.blocks);
     std::size_t ratio = width_.to / width_.from;
     while (ratio % 4 == 0) {
       ratio /= 4;
@@ -76,8 +78,7 @@ class Inflation {
     std::size_t from = 0, to = 0;
   };
 
-  Size size_of(const char* key, int wanted) const {
-    const auto from = static_cast<std::size_t>(source_.integer(std::string("llama.") + key).value());
+  static Size size_of(const char* key, std::size_t from, int wanted) {
     const std::size_t to = wanted == 0 ? from : static_cast<std::size_t>(std::max(wanted, 0));
     if (to < from || to > 65536)
       throw InvalidArgument(std::string("the size for '") + key + "' is " + std::to_string(wanted) + "; give " +
@@ -86,22 +87,17 @@ class Inflation {
   }
 
   void copy_keys() {
-    const auto integer = [&](const char* key, std::int64_t value) {
-      writer_.integer(std::string("llama.") + key, static_cast<std::uint32_t>(value));
-    };
-    const std::int64_t head =
-        source_.integer("llama.attention.key_length")
-            .value_or(static_cast<std::int64_t>(width_.from) / source_.integer("llama.attention.head_count").value());
-    integer("embedding_length", static_cast<std::int64_t>(width_.to));
-    integer("feed_forward_length", static_cast<std::int64_t>(feed_.to));
-    integer("block_count", static_cast<std::int64_t>(blocks_.to));
-    integer("attention.key_length", head);  // by default the width would decide
-    integer("attention.value_length", head);
-    integer("rope.dimension_count", source_.integer("llama.rope.dimension_count").value_or(head));
+    const auto head = static_cast<std::size_t>(model_.head);
+    const std::pair<const char*, std::size_t> replaced[] = {
+        {"llama.embedding_length", width_.to},  {"llama.feed_forward_length", feed_.to},
+        {"llama.block_count", blocks_.to},      {"llama.attention.key_length", head},  // the width would decide
+        {"llama.attention.value_length", head}, {"llama.rope.dimension_count", static_cast<std::size_t>(model_.rope)}};
+    for (const auto& [key, value] : replaced) writer_.integer(key, static_cast<std::uint32_t>(value));
     const char* const epsilon = "llama.attention.layer_norm_rms_epsilon";
-    writer_.number(epsilon, static_cast<float>(source_.number(epsilon).value()) * shrink_ * shrink_);
+    writer_.number(epsilon, model_.epsilon * shrink_ * shrink_);
     for (const GgufEntry& entry : source_.entries())
-      if (std::none_of(std::begin(replaced), std::end(replaced), [&](const char* key) { return entry.key == key; }))
+      if (entry.key != epsilon &&
+          std::none_of(std::begin(replaced), std::end(replaced), [&](const auto& r) { return entry.key == r.first; }))
         writer_.raw(entry.key, entry.type, entry.bytes);
   }
 
@@ -151,14 +147,7 @@ class Inflation {
     writer_.tensor(name, type, std::span(shape, rows == 1 ? 1 : 2), std::move(data));
   }
 
-  static constexpr const char* replaced[] = {"llama.embedding_length",
-                                             "llama.feed_forward_length",
-                                             "llama.block_count",
-                                             "llama.attention.key_length",
-                                             "llama.attention.value_length",
-                                             "llama.rope.dimension_count",
-                                             "llama.attention.layer_norm_rms_epsilon"};
-
+  const LlamaWeights& model_;
   const GgufFile& source_;
   std::mt19937 random_;
   Size width_, feed_, blocks_;
@@ -169,8 +158,7 @@ class Inflation {
 }  // namespace
 
 std::vector<std::byte> inflate(const GgufFile& source, const InflateOptions& options) {
-  const LlamaEngine checked(source, {.context = 1, .max_rows = 1, .threads = 1});
-  return Inflation(source, options).run();
+  return Inflation(LlamaWeights(source), options).run();
 }
 
 void inflate_file(const std::filesystem::path& source, const std::filesystem::path& target,

@@ -3,61 +3,30 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
-#include <new>
 #include <string>
 #include <thread>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
+#include "engines/floats.hpp"
 #include "engines/kernels.hpp"
+#include "engines/llama_weights.hpp"
 #include "engines/workers.hpp"
 
 #include "lookahead/errors.hpp"
-
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
 
 namespace lookahead::engines {
 namespace {
 
 constexpr std::size_t value_stretch = 128;  ///< positions whose values fit the first-level cache
 constexpr int default_context = 4096, most_rows = 4096, most_threads = 256;
-constexpr std::int64_t most_width = 1 << 16, most_layers = 1024;
 
 std::size_t size(int n) { return static_cast<std::size_t>(n); }
 
 /// From a row of activations to the next: a cache line more than whole blocks, or rows would compete for the same
 /// places in the cache where their length is a power of two.
 constexpr std::size_t row_stride(int n) { return padded(n) + 16; }
-
-/// Zeroed floats on a cache line; pages cost nothing until they are touched.
-class Floats {
- public:
-  Floats() = default;
-  /// With `large_pages`, for what is read from end to end in every step: fewer address translations.
-  explicit Floats(std::size_t n, [[maybe_unused]] bool large_pages = false)
-      : memory_(static_cast<float*>(std::calloc(n + 16, sizeof(float))), &std::free) {
-    if (memory_ == nullptr) throw std::bad_alloc();
-    const auto to_boundary = [&](std::size_t alignment) {
-      return memory_.get() +
-             (alignment - reinterpret_cast<std::uintptr_t>(memory_.get()) % alignment) % alignment / sizeof(float);
-    };
-    data_ = to_boundary(64);
-#if defined(MADV_HUGEPAGE)
-    constexpr std::size_t page = 4096;  // a hint: what does not fit it is refused and changes nothing
-    if (large_pages && n * sizeof(float) > page) madvise(to_boundary(page), n * sizeof(float) - page, MADV_HUGEPAGE);
-#endif
-  }
-  [[nodiscard]] float* operator+(std::size_t i) const { return data_ + i; }
-
- private:
-  std::unique_ptr<float, decltype(&std::free)> memory_{nullptr, &std::free};
-  float* data_ = nullptr;
-};
 
 /// Names an option as a program and as the user of an example gives it.
 int bounded(int value, int least, int most, const char* option, const char* on_command_line = "") {
@@ -72,168 +41,12 @@ int resolved_threads(int given) {
   return bounded(given, 1, most_threads, "threads", ", on a command line with --threads");
 }
 
-struct Layer {
-  const float *attention_norm, *feed_norm;
-  Matrix query, key, value, output, gate, up, down;
-};
-
-/// What a file says about a model, checked: shapes fit, nothing is missing, nothing is left over.
-struct Weights {
-  Weights(const GgufFile& source, const LlamaOptions& options);
-  Weights(const Weights&) = delete;
-  Weights& operator=(const Weights&) = delete;
-
-  GgufFile file;
-  int width = 0, heads = 0, key_heads = 0, head = 0, feed = 0, rope = 0, context = 0, vocabulary = 0;
-  float epsilon = 0;
-  double frequency_base = 0;
-  Matrix embedding, output;
-  const float *output_norm = nullptr, *frequency_factors = nullptr;
-  std::vector<Layer> layers;
-
- private:
-  int count(const char* key, std::optional<std::int64_t> otherwise, std::int64_t most) const {
-    const std::string name = std::string("llama.") + key;
-    const auto value = file.integer(name);
-    if (!value && !otherwise) file.fail("lacks the key '" + name + "'; convert the model again");
-    const std::int64_t n = value.value_or(otherwise.value_or(0));
-    if (n < 1 || n > most)
-      file.fail("key '" + name + "' is " + std::to_string(n) + "; 1 to " + std::to_string(most) +
-                " are supported; use another model");
-    return static_cast<int>(n);
-  }
-
-  const GgufTensor& tensor(const std::string& name, int columns, int rows) {
-    const GgufTensor* t = file.find(name);
-    if (t == nullptr) file.fail("lacks the tensor '" + name + "'; convert the model again");
-    if (t->shape != std::array<std::size_t, 4>{size(columns), size(rows), 1, 1})
-      file.fail("tensor '" + name + "' has shape [" + std::to_string(t->shape[0]) + ", " + std::to_string(t->shape[1]) +
-                ", " + std::to_string(t->shape[2]) + ", " + std::to_string(t->shape[3]) + "], but the keys say [" +
-                std::to_string(columns) + ", " + std::to_string(rows) + ", 1, 1]; convert the model again");
-    used_.insert(t->name);
-    return *t;
-  }
-
-  Matrix matrix(const std::string& name, int columns, int rows) {
-    const GgufTensor& t = tensor(name, columns, rows);
-    return {t.data.data(), row_bytes(t.type, size(columns)), t.type, rows, columns};
-  }
-
-  const float* vector(const std::string& name, int n) {
-    const GgufTensor& t = tensor(name, n, 1);
-    if (t.type != WeightType::f32)
-      file.fail("tensor '" + name + "' is " + weight_type_name(t.type) + "; it must be F32; convert the model again");
-    return reinterpret_cast<const float*>(t.data.data());  // aligned: offsets are multiples of 8
-  }
-
-  /// Stores matrices in another type; their bytes stay in `converted_`.
-  void convert(std::span<Matrix* const> matrices, WeightType type, Workers& workers) {
-    std::size_t bytes = 0;
-    const auto needed = [&](const Matrix& m) {  // whole cache lines
-      return m.type == type ? 0 : (row_bytes(type, size(m.columns)) * size(m.outputs) + 63) / 64 * 64;
-    };
-    for (const Matrix* m : matrices) bytes += needed(*m);
-    converted_ = Floats(bytes / sizeof(float), true);
-    auto* to = reinterpret_cast<std::byte*>(converted_ + 0);
-    for (Matrix* m : matrices) {
-      if (m->type == type) continue;
-      if (size(m->columns) % block_numbers(type) != 0)
-        throw InvalidArgument(
-            "rows of " + std::to_string(m->columns) + " weights cannot become " + weight_type_name(type) +
-            ", which packs " + std::to_string(block_numbers(type)) +
-            " at a time; give F32, F16 or BF16 in LlamaOptions::weights, on a command line with --weights");
-      const std::size_t stride = row_bytes(type, size(m->columns));
-      workers.run((m->outputs + 63) / 64, [&](int task, int) {
-        std::vector<float> row(size(m->columns));
-        for (int o = task * 64; o < std::min(task * 64 + 64, m->outputs); ++o) {
-          decode_row(m->type, m->data + size(o) * m->stride, row.size(), row.data());
-          encode_row(type, row.data(), row.size(), to + size(o) * stride);
-        }
-      });
-      const std::size_t used = needed(*m);
-      *m = {to, stride, type, m->outputs, m->columns};
-      to += used;
-    }
-  }
-
-  std::unordered_set<std::string_view> used_;
-  Floats converted_;
-};
-
-Weights::Weights(const GgufFile& source, const LlamaOptions& options) : file(source) {
-  const auto architecture = file.text("general.architecture");
-  if (architecture != "llama")
-    file.fail("has the architecture '" + std::string(architecture.value_or("(none)").substr(0, 64)) +
-              "'; 'llama' is supported; use another model");
-  width = count("embedding_length", {}, most_width);
-  feed = count("feed_forward_length", {}, most_width);
-  context = count("context_length", {}, std::int64_t{1} << 30);
-  const int blocks = count("block_count", {}, most_layers);
-  heads = count("attention.head_count", {}, width);
-  key_heads = count("attention.head_count_kv", heads, heads);
-  if (heads % key_heads != 0)
-    file.fail("has " + std::to_string(heads) + " heads for " + std::to_string(key_heads) +
-              " key heads, which must divide them; use another model");
-  head = count("attention.key_length", std::max(width / heads, 1), width);
-  rope = count("rope.dimension_count", head, head);
-  if (count("attention.value_length", head, width) != head || heads * std::int64_t{head} > most_width || rope % 2 != 0)
-    file.fail("has heads of " + std::to_string(head) + " with " + std::to_string(rope) +
-              " rotated; keys and values of one length, at most " + std::to_string(most_width) +
-              " in all heads, and an even number of rotated ones are supported; use another model");
-  const double stored_epsilon = file.number("llama.attention.layer_norm_rms_epsilon").value_or(-1);
-  frequency_base = file.number("llama.rope.freq_base").value_or(10000);
-  if (!(stored_epsilon >= 0 && stored_epsilon <= 1) || !(frequency_base >= 1 && frequency_base <= 1e12))
-    file.fail(
-        "needs 'llama.attention.layer_norm_rms_epsilon' from 0 to 1 and 'llama.rope.freq_base' from 1 to 1e12; "
-        "convert the model again");
-  epsilon = static_cast<float>(stored_epsilon);
-  if (file.text("llama.rope.scaling.type").value_or("none") != "none")
-    file.fail("scales its rotary positions ('llama.rope.scaling.type'), which is not supported; use another model");
-
-  const GgufTensor* table = file.find("token_embd.weight");
-  const std::size_t tokens = table == nullptr ? 1 : table->shape[1];
-  if (tokens > 1U << 24U)
-    file.fail("has " + std::to_string(tokens) + " tokens; at most 16777216 are supported; use another model");
-  vocabulary = static_cast<int>(tokens);
-  embedding = matrix("token_embd.weight", width, vocabulary);
-  output = file.find("output.weight") != nullptr ? matrix("output.weight", width, vocabulary) : embedding;
-  output_norm = vector("output_norm.weight", width);
-  if (file.find("rope_freqs.weight") != nullptr) frequency_factors = vector("rope_freqs.weight", rope / 2);
-  for (int i = 0; i < blocks; ++i) {
-    const std::string block = "blk." + std::to_string(i) + ".";
-    Layer& layer = layers.emplace_back();
-    layer.attention_norm = vector(block + "attn_norm.weight", width);
-    layer.query = matrix(block + "attn_q.weight", width, heads * head);
-    layer.key = matrix(block + "attn_k.weight", width, key_heads * head);
-    layer.value = matrix(block + "attn_v.weight", width, key_heads * head);
-    layer.output = matrix(block + "attn_output.weight", heads * head, width);
-    layer.feed_norm = vector(block + "ffn_norm.weight", width);
-    layer.gate = matrix(block + "ffn_gate.weight", width, feed);
-    layer.up = matrix(block + "ffn_up.weight", width, feed);
-    layer.down = matrix(block + "ffn_down.weight", feed, width);
-  }
-  for (const GgufTensor& t : file.tensors())
-    if (!used_.contains(t.name))
-      file.fail("has the tensor '" + std::string(t.name.substr(0, 64)) +
-                "', which is no part of a Llama model; results would be wrong without it; use another model");
-
-  if (!options.weights) return;
-  Workers workers(resolved_threads(options.threads));
-  const bool tied = output.data == embedding.data;
-  std::vector<Matrix*> matrices{&embedding};
-  if (!tied) matrices.push_back(&output);
-  for (Layer& l : layers)
-    for (Matrix* m : {&l.query, &l.key, &l.value, &l.output, &l.gate, &l.up, &l.down}) matrices.push_back(m);
-  convert(matrices, *options.weights, workers);
-  if (tied) output = embedding;
-}
-
 }  // namespace
 
 struct LlamaEngine::State {
-  State(std::shared_ptr<const Weights> model, const LlamaOptions& given);
+  State(std::shared_ptr<const LlamaWeights> model, const LlamaOptions& given);
 
-  std::shared_ptr<const Weights> weights;
+  std::shared_ptr<const LlamaWeights> weights;
   LlamaOptions options;  ///< resolved: nothing is 0
   const Kernels& kernels;
   Workers workers;
@@ -291,7 +104,7 @@ struct LlamaEngine::State {
   }
 };
 
-LlamaEngine::State::State(std::shared_ptr<const Weights> model, const LlamaOptions& given)
+LlamaEngine::State::State(std::shared_ptr<const LlamaWeights> model, const LlamaOptions& given)
     : weights(std::move(model)),
       options{given.context == 0
                   ? std::min(weights->context, default_context)
@@ -301,7 +114,7 @@ LlamaEngine::State::State(std::shared_ptr<const Weights> model, const LlamaOptio
       kernels(*options.kernels),
       workers(options.threads),
       blocks((options.context + block_size - 1) / block_size) {
-  const Weights& w = *weights;
+  const LlamaWeights& w = *weights;
   const int group = w.heads / w.key_heads;
   tile = std::max(1, 16 / group);
   const std::size_t cached = w.layers.size() * size(w.key_heads) * size(w.head) * size(blocks) * block_size;
@@ -353,7 +166,7 @@ void LlamaEngine::State::check_tokens(std::span<const token_type> tokens) const 
 /// Runs the rows of a step through the model and leaves their keys and values behind the context. Without a tree they
 /// are a chain and no logits are computed.
 void LlamaEngine::State::evaluate(std::span<const token_type> tokens, const TokenTree<token_type>* tree) {
-  const Weights& w = *weights;
+  const LlamaWeights& w = *weights;
   const int rows = static_cast<int>(tokens.size());
   const std::size_t width = row_stride(w.width), queries = row_stride(w.heads * w.head), feed = row_stride(w.feed);
   for (int r = 0; r < rows; ++r) {
@@ -374,7 +187,7 @@ void LlamaEngine::State::evaluate(std::span<const token_type> tokens, const Toke
     add_and_normalise(r, w.layers[0].attention_norm);
   });
   for (std::size_t l = 0; l < w.layers.size(); ++l) {
-    const Layer& layer = w.layers[l];
+    const LlamaLayer& layer = w.layers[l];
     const int i = static_cast<int>(l);
     for_outputs(layer.query.outputs + 2 * layer.key.outputs, [&](int first, int last) {
       // Queries, keys and values are one row of outputs; a task may touch more than one of them.
@@ -426,7 +239,7 @@ void LlamaEngine::State::evaluate(std::span<const token_type> tokens, const Toke
 
 /// Rotates the queries and keys of a row to its position and caches its keys and values.
 void LlamaEngine::State::store(int layer, int row) {
-  const Weights& w = *weights;
+  const LlamaWeights& w = *weights;
   const std::size_t head = size(w.head), slot = context_size + size(row);
   const float* const table = rope_table + (context_size + size(length[size(row)]) - 1) * size(w.rope);
   const auto rotate = [&](float* at) {
@@ -451,7 +264,7 @@ void LlamaEngine::State::store(int layer, int row) {
 /// ancestors, then the row itself. Both are the same wherever the ancestors' rows lie.
 void LlamaEngine::State::attend(int layer, int key_head, int first_row, int last_row, const TokenTree<token_type>* tree,
                                 Scratch& s) const {
-  const Weights& w = *weights;
+  const LlamaWeights& w = *weights;
   const int group = w.heads / w.key_heads, rows = last_row - first_row;
   const std::size_t head = size(w.head), stride = size(blocks) * block_size;
   const float scale = 1.0F / std::sqrt(static_cast<float>(w.head));
@@ -536,7 +349,8 @@ const float* LlamaEngine::State::logits_of(int row) const {
 }
 
 LlamaEngine::LlamaEngine(const GgufFile& file, const LlamaOptions& options)
-    : state_(std::make_unique<State>(std::make_shared<const Weights>(file, options), options)) {}
+    : state_(std::make_unique<State>(
+          std::make_shared<const LlamaWeights>(file, options.weights, resolved_threads(options.threads)), options)) {}
 LlamaEngine::LlamaEngine(std::unique_ptr<State> state) : state_(std::move(state)) {}
 LlamaEngine::LlamaEngine(LlamaEngine&&) noexcept = default;
 LlamaEngine& LlamaEngine::operator=(LlamaEngine&&) noexcept = default;
