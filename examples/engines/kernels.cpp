@@ -175,33 +175,37 @@ LOOKAHEAD_INLINE void sum_lanes(const F* a, float* out) {
 #endif
 
 // ---- weight types: 32 numbers take `bytes` bytes; `vector` gives the i-th vector of them ----
+// `few` rows use it: then a scale is read from memory by each operation that needs it. To spread it over the lanes
+// first takes an instruction that Zen 4 runs where it unpacks, which many rows make up for and few do not.
 
 struct F32 {
   static constexpr int bytes = 128, most_rows = f32_rows;
   static constexpr bool packed = false;
-  LOOKAHEAD_INLINE static F vector(const std::byte* from, int i) { return load<F>(from + 4 * lanes * i); }
+  LOOKAHEAD_INLINE static F vector(const std::byte* from, int i, bool) { return load<F>(from + 4 * lanes * i); }
 };
 struct F16 {
   static constexpr int bytes = 64, most_rows = tile_rows;
   static constexpr bool packed = false;
-  LOOKAHEAD_INLINE static F vector(const std::byte* from, int i) { return halves(from + 2 * lanes * i); }
+  LOOKAHEAD_INLINE static F vector(const std::byte* from, int i, bool) { return halves(from + 2 * lanes * i); }
 };
 struct BF16 {
   static constexpr int bytes = 64, most_rows = tile_rows;
   static constexpr bool packed = false;
-  LOOKAHEAD_INLINE static F vector(const std::byte* from, int i) { return bfloats(from + 2 * lanes * i); }
+  LOOKAHEAD_INLINE static F vector(const std::byte* from, int i, bool) { return bfloats(from + 2 * lanes * i); }
 };
 struct Q8 {
   static constexpr int bytes = 34, most_rows = tile_rows;
   static constexpr bool packed = true;
-  LOOKAHEAD_INLINE static F vector(const std::byte* from, int i) {
-    return broadcast(half_value(from)) * signed_bytes(from + 2 + lanes * i);
+  LOOKAHEAD_INLINE static F vector(const std::byte* from, int i, bool few) {
+    const float* scale = half_values + load<std::uint16_t>(from);
+    if (few) asm volatile("" : "+r"(scale));  // or the compiler sees the same scale in the next vector
+    return broadcast(*scale) * signed_bytes(from + 2 + lanes * i);
   }
 };
 struct Q40 {
   static constexpr int bytes = 18, most_rows = tile_rows;
   static constexpr bool packed = true;
-  LOOKAHEAD_INLINE static F vector(const std::byte* from, int i) {
+  LOOKAHEAD_INLINE static F vector(const std::byte* from, int i, bool) {
     const F scale = broadcast(half_value(from));
     const auto number = [&](F q) __attribute__((always_inline)) { return scale * (q - 8.0F); };
     return nibbles(from + 2, i, number);
@@ -210,10 +214,11 @@ struct Q40 {
 struct Q41 {
   static constexpr int bytes = 20, most_rows = tile_rows;
   static constexpr bool packed = true;
-  LOOKAHEAD_INLINE static F vector(const std::byte* from, int i) {
+  LOOKAHEAD_INLINE static F vector(const std::byte* from, int i, bool few) {
     const auto both = load<std::uint32_t>(from);
     const F d = broadcast(half_values[both & 0xFFFF]), m = broadcast(half_values[both >> 16]);
-    const auto number = [&](F q) __attribute__((always_inline)) { return fused(d, q, m); };
+    // Both forms round once: the 11 bits of a scale times 4 are exact.
+    const auto number = [&](F q) __attribute__((always_inline)) { return few ? d * q + m : fused(d, q, m); };
     return nibbles(from + 4, i, number);
   }
 };
@@ -237,7 +242,7 @@ void decode_panel(const Panel& w, int columns, float* out, int stride) {
     const auto decode_block = [&](const std::byte* from, int b) __attribute__((always_inline)) {
       F v[vectors];  // all before any is stored, which would make the compiler read the scales again
       LOOKAHEAD_UNROLL
-      for (int i = 0; i < vectors; ++i) v[i] = T::vector(from, i);
+      for (int i = 0; i < vectors; ++i) v[i] = T::vector(from, i, false);
       LOOKAHEAD_UNROLL
       for (int i = 0; i < vectors; ++i) store(out + t * stride + b * block_size + i * lanes, v[i]);
     };
@@ -290,11 +295,12 @@ template <class T, int rows>
     const float* at = x;
     for (std::size_t offset = 0; offset < size(w.blocks) * T::bytes; offset += T::bytes) {
       if constexpr (rows <= outputs) {  // outputs one by one: a block's bits are read once
+        constexpr bool few = lanes == 16 && rows <= 3;
         LOOKAHEAD_UNROLL
         for (int t = 0; t < outputs; ++t) {
           LOOKAHEAD_UNROLL
           for (int i = 0; i < vectors; ++i) {
-            F v = T::vector(from[t] + offset, i);
+            F v = T::vector(from[t] + offset, i, few);
             keep_in_register(v);
             LOOKAHEAD_UNROLL
             for (int r = 0; r < rows; ++r)
@@ -307,7 +313,7 @@ template <class T, int rows>
         for (int i = 0; i < vectors; ++i) {
           F v[outputs];
           LOOKAHEAD_UNROLL
-          for (int t = 0; t < outputs; ++t) keep_in_register(v[t] = T::vector(from[t] + offset, i));
+          for (int t = 0; t < outputs; ++t) keep_in_register(v[t] = T::vector(from[t] + offset, i, false));
           LOOKAHEAD_UNROLL
           for (int r = 0; r < rows; ++r) {
             F u = load(at + size(r) * ldx);
