@@ -1,7 +1,6 @@
 #include "engines/inflate.hpp"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <fstream>
 #include <random>
@@ -46,9 +45,9 @@ class Inflation {
  public:
   Inflation(const LlamaWeights& model, const InflateOptions& options)
       : model_(model), source_(model.file), random_(options.seed) {
-    width_ = size_of("llama.embedding_length", static_cast<std::size_t>(model.width), options.width);
-    feed_ = size_of("llama.feed_forward_length", static_cast<std::size_t>(model.feed), options.feed);
-    blocks_ = size_of("llama.block_count", model.layers.size(), options.blocks);
+    width_ = size_of("width", static_cast<std::size_t>(model.width), options.width);
+    feed_ = size_of("feed", static_cast<std::size_t>(model.feed), options.feed);
+    blocks_ = size_of("blocks", model.layers.size(), options.blocks);
     std::size_t ratio = width_.to / width_.from;
     while (ratio % 4 == 0) {
       ratio /= 4;
@@ -78,10 +77,10 @@ class Inflation {
     std::size_t from = 0, to = 0;
   };
 
-  static Size size_of(const char* key, std::size_t from, int wanted) {
+  static Size size_of(const char* option, std::size_t from, int wanted) {
     const std::size_t to = wanted == 0 ? from : static_cast<std::size_t>(std::max(wanted, 0));
     if (to < from || to > 65536)
-      throw InvalidArgument(std::string("the size for '") + key + "' is " + std::to_string(wanted) + "; give " +
+      throw InvalidArgument(std::string("InflateOptions::") + option + " is " + std::to_string(wanted) + "; give " +
                             std::to_string(from) + " to 65536, or 0 to keep it");
     return {from, to};
   }

@@ -32,8 +32,8 @@ extern float half_values[1 << 16];  ///< of every number in half precision; avai
 
 namespace {
 
-// Rows of a tile: fewer for F32, of whose weights a tile takes so many lines that they and the activations of 8 rows
-// would drive each other out of the first-level cache.
+// Most rows of a tile. With AVX-512 fewer for F32: its weights bring twice the lines of F16, and with the activations
+// of 8 rows they exceed the first-level cache.
 #if defined(__AVX512F__)
 constexpr int lanes = 16, most_sums = 24, tile_rows = 8, f32_rows = 4, summed = 8;
 #elif defined(__AVX2__)
@@ -175,8 +175,8 @@ LOOKAHEAD_INLINE void sum_lanes(const F* a, float* out) {
 #endif
 
 // ---- weight types: 32 numbers take `bytes` bytes; `vector` gives the i-th vector of them ----
-// `few` rows use it: then a scale is read from memory by each operation that needs it. To spread it over the lanes
-// first takes an instruction that Zen 4 runs where it unpacks, which many rows make up for and few do not.
+// `few` rows use it: then products read a scale of Q8_0 or Q4_1 from memory, which costs Zen 4 nothing. For many rows
+// one instruction spreads it over the lanes first, which takes the place of a permutation.
 
 struct F32 {
   static constexpr int bytes = 128, most_rows = f32_rows;
@@ -217,7 +217,7 @@ struct Q41 {
   LOOKAHEAD_INLINE static F vector(const std::byte* from, int i, bool few) {
     const auto both = load<std::uint32_t>(from);
     const F d = broadcast(half_values[both & 0xFFFF]), m = broadcast(half_values[both >> 16]);
-    // Both forms round once: the 11 bits of a scale times 4 are exact.
+    // Both forms round once: the 11 bits of a scale and the 4 of a number fit a float, so d * q is exact.
     const auto number = [&](F q) __attribute__((always_inline)) { return few ? d * q + m : fused(d, q, m); };
     return nibbles(from + 4, i, number);
   }
@@ -272,12 +272,13 @@ struct Ahead {
   int outputs;           ///< from the panel's first to the matrix's last, or 0: no fetching by tiles of outputs
 };
 
-/// Adds the products of a panel and `rows` rows to their accumulators, sums[row][output], and writes to `y` what is
-/// complete.
+/// Adds the products of a panel and `rows` rows to their accumulators, sums[row][group_outputs], and writes to `y`
+/// what is complete.
 template <class T, int rows>
 [[gnu::noinline]] void multiply_panel(const Panel& w, const float* x, std::size_t ldx, F* sums, float* y,
                                       std::size_t ldy, Ahead& ahead) {
   constexpr int outputs = tile_outputs(rows), in_all = (rows * outputs + summed - 1) / summed * summed;
+  static_assert(group_outputs % outputs == 0, "the last tile would reach into the sums of the next row");
   const int tiles = (w.outputs + outputs - 1) / outputs;
   for (int first = 0; first < w.outputs; first += outputs) {
     const std::byte* from[outputs];
@@ -294,8 +295,8 @@ template <class T, int rows>
     }
     const float* at = x;
     for (std::size_t offset = 0; offset < size(w.blocks) * T::bytes; offset += T::bytes) {
-      if constexpr (rows <= outputs) {  // outputs one by one: a block's bits are read once
-        constexpr bool few = lanes == 16 && rows <= 3;
+      if constexpr (rows <= outputs) {                  // outputs one by one: a block's bits are read once
+        constexpr bool few = lanes == 16 && rows <= 3;  // for 4 and more it is up to 5% slower
         LOOKAHEAD_UNROLL
         for (int t = 0; t < outputs; ++t) {
           LOOKAHEAD_UNROLL
@@ -379,6 +380,7 @@ void multiply_as(const Matrix& w, int first, int last, const float* x, std::size
                  std::size_t ldy) {
   constexpr int direct_rows = 2 * T::most_rows;  // for more, decoding packed weights once is faster
   constexpr int most = T::packed ? group_rows : T::most_rows;
+  const int tile = T::packed && rows > direct_rows ? F32::most_rows : T::most_rows;
   constexpr int stride = panel_columns + 16;  // not a power of two: rows would compete for places in the cache
   alignas(64) float numbers[group_outputs * stride];
   alignas(64) F sums[group_rows * group_outputs];
@@ -390,8 +392,7 @@ void multiply_as(const Matrix& w, int first, int last, const float* x, std::size
     if (!T::packed && rows <= T::most_rows && w.columns % block_size == 0)
       ahead.outputs = w.outputs - o;
     else
-      ahead.share =
-          static_cast<std::ptrdiff_t>(size(behind) * w.stride) / ((rows + T::most_rows - 1) / T::most_rows * panels);
+      ahead.share = static_cast<std::ptrdiff_t>(size(behind) * w.stride) / ((rows + tile - 1) / tile * panels);
     for (int r = 0, some; r < rows; r += some) {
       const int parts = (rows - r + most - 1) / most;
       some = (rows - r + parts - 1) / parts;

@@ -89,8 +89,9 @@ struct LlamaEngine::State {
     return values + size(layer * weights->key_heads + key_head) * size(blocks) * block_size * size(weights->head);
   }
 
-  /// Cuts the outputs of matrices into tasks, the same ones whatever the number of rows. Threads that take turns find
-  /// the next task where the last one ended, so what a task fetches ahead is what its thread needs.
+  /// Cuts the outputs of matrices into tasks, the same ones whatever the number of rows: 4 or more for each thread, so
+  /// that none waits for long, of 8 to 256 outputs. A thread's next task mostly lies where its last one ended, so what
+  /// a task fetches ahead is what its thread needs.
   template <class Task>
   void for_outputs(int outputs, Task task) {
     const int threads = workers.size();

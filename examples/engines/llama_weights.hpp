@@ -17,7 +17,7 @@
 namespace lookahead::engines {
 
 struct LlamaLayer {
-  const float *attention_norm, *feed_norm;
+  const float *attention_norm = nullptr, *feed_norm = nullptr;
   Matrix query, key, value, output, gate, up, down;
 };
 
