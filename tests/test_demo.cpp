@@ -526,7 +526,7 @@ TEST_CASE("an inflated model writes the same text, and weights are converted whe
        {"", "1024", "1024,22", "1024,22,", "1024,22,4096,1", "a,b,c", "1024;22;4096", "9999999999,1,1"})
     refused(run({"--inflate", sizes}), {"--inflate", sizes, "WIDTH,BLOCKS,FEED", "1024,22,4096"});
   refused(run({"--inflate", "512,6,768"}), {"width", "512", "256 times a power of 4"});
-  refused(run({"--inflate", "0,5,0"}), {"block_count", "5", "6 to"});
+  refused(run({"--inflate", "0,5,0"}), {"InflateOptions::blocks is 5", "6 to"});
   refused(run({"--weights", "f8"}), {"--weights", "f8", "f32, f16, bf16, q8_0, q4_0 or q4_1"});
 }
 
