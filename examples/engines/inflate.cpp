@@ -43,8 +43,7 @@ class RandomRows {
 
 class Inflation {
  public:
-  Inflation(const LlamaWeights& model, const InflateOptions& options)
-      : model_(model), source_(model.file), random_(options.seed) {
+  Inflation(const LlamaWeights& model, const InflateOptions& options) : model_(model), random_(options.seed) {
     width_ = size_of("width", static_cast<std::size_t>(model.width), options.width);
     feed_ = size_of("feed", static_cast<std::size_t>(model.feed), options.feed);
     blocks_ = size_of("blocks", model.layers.size(), options.blocks);
@@ -60,12 +59,12 @@ class Inflation {
 
   std::vector<std::byte> run() {
     copy_keys();
-    for (const GgufTensor& t : source_.tensors())
+    for (const GgufTensor& t : model_.file.tensors())
       if (t.name.substr(0, 4) != "blk.") copy(t, std::string(t.name), false);
     for (std::size_t b = 0; b < blocks_.to; ++b) {
       const bool extra = b >= blocks_.from;
       const std::string block = "blk." + std::to_string(extra ? b % blocks_.from : b) + ".";
-      for (const GgufTensor& t : source_.tensors())
+      for (const GgufTensor& t : model_.file.tensors())
         if (t.name.substr(0, block.size()) == block)
           copy(t, "blk." + std::to_string(b) + "." + std::string(t.name.substr(block.size())), extra);
     }
@@ -94,7 +93,7 @@ class Inflation {
     for (const auto& [key, value] : replaced) writer_.integer(key, static_cast<std::uint32_t>(value));
     const char* const epsilon = "llama.attention.layer_norm_rms_epsilon";
     writer_.number(epsilon, model_.epsilon * shrink_ * shrink_);
-    for (const GgufEntry& entry : source_.entries())
+    for (const GgufEntry& entry : model_.file.entries())
       if (entry.key != epsilon &&
           std::none_of(std::begin(replaced), std::end(replaced), [&](const auto& r) { return entry.key == r.first; }))
         writer_.raw(entry.key, entry.type, entry.bytes);
@@ -147,7 +146,6 @@ class Inflation {
   }
 
   const LlamaWeights& model_;
-  const GgufFile& source_;
   std::mt19937 random_;
   Size width_, feed_, blocks_;
   float shrink_ = 1;  ///< of the norm weights: 2^-k for 4^k times the width

@@ -32,8 +32,6 @@ extern float half_values[1 << 16];  ///< of every number in half precision; avai
 
 namespace {
 
-// Most rows of a tile. With AVX-512 fewer for F32: its weights bring twice the lines of F16, and with the activations
-// of 8 rows they exceed the first-level cache.
 #if defined(__AVX512F__)
 constexpr int lanes = 16, most_sums = 24, tile_rows = 8, f32_rows = 4, summed = 8;
 #elif defined(__AVX2__)
@@ -179,22 +177,22 @@ LOOKAHEAD_INLINE void sum_lanes(const F* a, float* out) {
 // one instruction spreads it over the lanes first, which takes the place of a permutation.
 
 struct F32 {
-  static constexpr int bytes = 128, most_rows = f32_rows;
+  static constexpr int bytes = 128;
   static constexpr bool packed = false;
   LOOKAHEAD_INLINE static F vector(const std::byte* from, int i, bool) { return load<F>(from + 4 * lanes * i); }
 };
 struct F16 {
-  static constexpr int bytes = 64, most_rows = tile_rows;
+  static constexpr int bytes = 64;
   static constexpr bool packed = false;
   LOOKAHEAD_INLINE static F vector(const std::byte* from, int i, bool) { return halves(from + 2 * lanes * i); }
 };
 struct BF16 {
-  static constexpr int bytes = 64, most_rows = tile_rows;
+  static constexpr int bytes = 64;
   static constexpr bool packed = false;
   LOOKAHEAD_INLINE static F vector(const std::byte* from, int i, bool) { return bfloats(from + 2 * lanes * i); }
 };
 struct Q8 {
-  static constexpr int bytes = 34, most_rows = tile_rows;
+  static constexpr int bytes = 34;
   static constexpr bool packed = true;
   LOOKAHEAD_INLINE static F vector(const std::byte* from, int i, bool few) {
     const float* scale = half_values + load<std::uint16_t>(from);
@@ -203,7 +201,7 @@ struct Q8 {
   }
 };
 struct Q40 {
-  static constexpr int bytes = 18, most_rows = tile_rows;
+  static constexpr int bytes = 18;
   static constexpr bool packed = true;
   LOOKAHEAD_INLINE static F vector(const std::byte* from, int i, bool) {
     const F scale = broadcast(half_value(from));
@@ -212,16 +210,23 @@ struct Q40 {
   }
 };
 struct Q41 {
-  static constexpr int bytes = 20, most_rows = tile_rows;
+  static constexpr int bytes = 20;
   static constexpr bool packed = true;
   LOOKAHEAD_INLINE static F vector(const std::byte* from, int i, bool few) {
-    const auto both = load<std::uint32_t>(from);
+    const auto both = load<std::uint32_t>(from);  // two loads take 5% longer at one row
     const F d = broadcast(half_values[both & 0xFFFF]), m = broadcast(half_values[both >> 16]);
     // Both forms round once: the 11 bits of a scale and the 4 of a number fit a float, so d * q is exact.
     const auto number = [&](F q) __attribute__((always_inline)) { return few ? d * q + m : fused(d, q, m); };
     return nibbles(from + 4, i, number);
   }
 };
+
+/// Most rows of a tile. With AVX-512 fewer for F32: its weights bring twice the lines of F16, and with the activations
+/// of 8 rows they exceed the first-level cache.
+template <class T>
+constexpr int most_rows = tile_rows;
+template <>
+constexpr int most_rows<F32> = f32_rows;
 
 /// What is worked on together: outputs (a multiple of what tiles have), rows, and columns, so that the activations of a
 /// tile stay in the first-level cache.
@@ -353,7 +358,7 @@ template <class T, int rows>
 }
 
 /// `tile` rows, or fewer.
-template <class T, int tile = T::most_rows>
+template <class T, int tile = most_rows<T>>
 void multiply_tile(int rows, const Panel& w, const float* x, std::size_t ldx, F* sums, float* y, std::size_t ldy,
                    Ahead& ahead) {
   if constexpr (tile > 1)
@@ -365,7 +370,7 @@ void multiply_tile(int rows, const Panel& w, const float* x, std::size_t ldx, F*
 template <class T>
 void multiply_rows(const Panel& w, const float* x, std::size_t ldx, int rows, F* sums, float* y, std::size_t ldy,
                    Ahead& ahead) {
-  for (int tiles = (rows + T::most_rows - 1) / T::most_rows; tiles > 0; --tiles) {
+  for (int tiles = (rows + most_rows<T> - 1) / most_rows<T>; tiles > 0; --tiles) {
     const int n = (rows + tiles - 1) / tiles;
     multiply_tile<T>(n, w, x, ldx, sums, y, ldy, ahead);
     rows -= n;
@@ -378,9 +383,9 @@ void multiply_rows(const Panel& w, const float* x, std::size_t ldx, int rows, F*
 template <class T>
 void multiply_as(const Matrix& w, int first, int last, const float* x, std::size_t ldx, int rows, float* y,
                  std::size_t ldy) {
-  constexpr int direct_rows = 2 * T::most_rows;  // for more, decoding packed weights once is faster
-  constexpr int most = T::packed ? group_rows : T::most_rows;
-  const int tile = T::packed && rows > direct_rows ? F32::most_rows : T::most_rows;
+  constexpr int direct_rows = 2 * most_rows<T>;  // for more, decoding packed weights once is faster
+  constexpr int most = T::packed ? group_rows : most_rows<T>;
+  const int tile = T::packed && rows > direct_rows ? most_rows<F32> : most_rows<T>;
   constexpr int stride = panel_columns + 16;  // not a power of two: rows would compete for places in the cache
   alignas(64) float numbers[group_outputs * stride];
   alignas(64) F sums[group_rows * group_outputs];
@@ -389,7 +394,7 @@ void multiply_as(const Matrix& w, int first, int last, const float* x, std::size
     outputs = last - o < group_outputs ? last - o : group_outputs;
     const int behind = w.outputs - o - outputs < group_outputs ? w.outputs - o - outputs : group_outputs;
     Ahead ahead{w.data + size(o + outputs) * w.stride, 0, 0};
-    if (!T::packed && rows <= T::most_rows && w.columns % block_size == 0)
+    if (!T::packed && rows <= most_rows<T> && w.columns % block_size == 0)
       ahead.outputs = w.outputs - o;
     else
       ahead.share = static_cast<std::ptrdiff_t>(size(behind) * w.stride) / ((rows + tile - 1) / tile * panels);
