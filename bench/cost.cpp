@@ -94,22 +94,22 @@ double read_bandwidth(std::span<const std::uint64_t> memory, int threads) {
   return static_cast<double>(share * static_cast<std::size_t>(threads) * sizeof(std::uint64_t)) / time;
 }
 
-/// Multiply-adds a second in the registers of all threads.
-double peak(const Kernels& kernels, int threads) {
+/// Multiply-adds a second with weights of a type, in the registers of all threads.
+double peak(const Kernels& kernels, WeightType type, int threads) {
   std::vector<double> done(static_cast<std::size_t>(threads));
   const double time = seconds(
-      [&] { on_threads(threads, [&](int t) { done[static_cast<std::size_t>(t)] = kernels.peak(2'000'000); }); });
+      [&] { on_threads(threads, [&](int t) { done[static_cast<std::size_t>(t)] = kernels.peak(type, 500'000); }); });
   double all = 0;
   for (const double d : done) all += d;
   return all / time;
 }
 
 struct Size {
-  double bytes = 0, products = 0;
+  double bytes = 0, products = 0, attention = 0;
 };
 
-/// Bytes of the matrices once stored as `type`, and the multiply-adds of a row: theirs, and those of attention, which
-/// meets every token of the context twice, with a key and with a value.
+/// Bytes of the matrices once stored as `type`, and the multiply-adds of a row: theirs, and those of attention, floats,
+/// which meets every token of the context twice, with a key and with a value.
 Size size_of(const GgufFile& file, WeightType type, int context) {
   Size size;
   const bool tied = file.find("output.weight") == nullptr;
@@ -117,7 +117,7 @@ Size size_of(const GgufFile& file, WeightType type, int context) {
     if (t.rows() == 1 || (t.name == "token_embd.weight" && !tied)) continue;
     size.bytes += static_cast<double>(row_bytes(type, t.shape[0]) * t.rows());
     size.products += static_cast<double>(t.shape[0] * t.rows());
-    if (t.name.ends_with(".attn_q.weight")) size.products += 2.0 * context * static_cast<double>(t.rows());
+    if (t.name.ends_with(".attn_q.weight")) size.attention += 2.0 * context * static_cast<double>(t.rows());
   }
   return size;
 }
@@ -170,10 +170,14 @@ void print_llama_cpp(const std::string& path, const std::vector<int>& rows, int 
 int run(int argc, char** argv) {
   CLI::App app{
       "The time T(rows) of a forward pass, all rows wanted, and its ratio to the larger of two limits of this machine, "
-      "measured in the same run: bytes of weights / read bandwidth, and rows x multiply-adds (of matrices and "
-      "attention) / peak of float products (all weight types multiply floats). Choosing tokens is not part of it. By "
-      "default on the bundled model, inflated to 0.3B parameters. With --as-it-is, llama.cpp's times on the same file "
-      "follow, where it was found when this was built."};
+      "measured in the same run: bytes of weights / read bandwidth, and rows x multiply-adds / their peak in "
+      "registers. "
+      "That is the peak of float products; of packed weights, the peak of integer products with a scale for each 32. "
+      "(Attention is floats in all types.) Choosing tokens is not part of it. By default on the bundled model, "
+      "inflated "
+      "to 0.3B parameters. With --as-it-is, llama.cpp's times on the same file follow, where it was found when this "
+      "was "
+      "built."};
   std::string model = "examples/models/cpython-6m-q8_0.gguf", set;
   std::vector<std::string> types = {"F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "F32"};
   std::vector<int> rows = {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64};
@@ -225,14 +229,16 @@ int run(int argc, char** argv) {
     const Size size = size_of(file, *type, context);
     const auto count = static_cast<std::size_t>(size.bytes / sizeof(std::uint64_t));
     const auto memory = numbers(count);
-    std::vector<double> bandwidths, peaks;
+    std::vector<double> bandwidths, peaks, float_peaks;
     std::map<int, std::vector<double>> times;
     static Storage tree;
     for (int round = -1; round < rounds; ++round) {  // the first one warms up
-      const double bandwidth = read_bandwidth({memory.get(), count}, threads), products = peak(*kernels, threads);
+      const double bandwidth = read_bandwidth({memory.get(), count}, threads);
+      const double products = peak(*kernels, *type, threads), floats = peak(*kernels, WeightType::f32, threads);
       if (round >= 0) {
         bandwidths.push_back(bandwidth);
         peaks.push_back(products);
+        float_peaks.push_back(floats);
       }
       for (const int r : rows) {
         build_tree(tree, context, r);
@@ -240,13 +246,15 @@ int run(int argc, char** argv) {
         if (round >= 0) times[r].push_back(time);
       }
     }
-    const double bandwidth = quantile(bandwidths, 1 - q), products = quantile(peaks, 1 - q);
-    std::printf("\n%s: %.1f MB at %.1f GB/s, %.1f M multiply-adds a row at %.1f G/s\n", name.c_str(), size.bytes * 1e-6,
-                bandwidth * 1e-9, size.products * 1e-6, products * 1e-9);
+    const double bandwidth = quantile(bandwidths, 1 - q), products = quantile(peaks, 1 - q),
+                 floats = quantile(float_peaks, 1 - q);
+    std::printf("\n%s: %.1f MB at %.1f GB/s; a row's multiply-adds: %.1f M at %.1f G/s, attention %.1f M at %.1f G/s\n",
+                name.c_str(), size.bytes * 1e-6, bandwidth * 1e-9, size.products * 1e-6, products * 1e-9,
+                size.attention * 1e-6, floats * 1e-9);
     std::printf("%6s %10s %10s %12s %12s %8s\n", "rows", "T ms", "T / T(1)", "memory ms", "products ms", "ratio");
     for (const int r : rows) {
       const double time = quantile(times[r], q), by_memory = size.bytes / bandwidth,
-                   by_products = r * size.products / products;
+                   by_products = r * (size.products / products + size.attention / floats);
       std::printf("%6d %10.2f %10.2f %12.2f %12.2f %8.2f\n", r, time * 1e3, time / quantile(times[rows.front()], q),
                   by_memory * 1e3, by_products * 1e3, time / std::max(by_memory, by_products));
     }

@@ -2,7 +2,7 @@
 # Builds the demo, if need be, and runs it. Every option is passed on; --help lists them.
 #
 #   examples/run.sh                              the bundled model, inflated to a size at which steps cost what they do
-#   examples/run.sh "def mean(data):"            in use: 0.3 billion parameters, 0.9 GB of memory
+#   examples/run.sh "def mean(data):"            in use: 0.3 billion parameters, 0.7 GB of memory
 #   examples/run.sh --smollm2 "question"         SmolLM2-135M-Instruct, a small chat model; the first time it downloads
 #   examples/run.sh --smollm2 --raw "prompt"     93 MB; --raw completes the prompt as it is
 #   examples/run.sh --model MODEL.gguf "prompt"  your own
@@ -53,7 +53,7 @@ build() {
 prepare </dev/null >&2
 # Options that come first are defaults: of those that are given twice the last one counts.
 target=generate
-options=(--inflate "1024,22,4096" --weights f16)
+options=(--inflate "1024,22,4096")
 arguments=()
 for argument in "$@"; do
   case $argument in

@@ -453,7 +453,7 @@ TEST_CASE("run.sh inflates the bundled model, or gets SmolLM2 and asks it") {
   const Ran inflated = shell(command + " --rows 3 --max-tokens 20 " + quoted(code));
   INFO(inflated.err);
   REQUIRE(inflated.status == 0);
-  const std::string account = "\n\ncpython-6m, inflated to 298.4 million parameters, weights in F16.\n";
+  const std::string account = "\n\ncpython-6m, inflated to 298.4 million parameters.\n";
   CHECK(inflated.out.starts_with(code));
   const std::size_t at = inflated.out.find(account);
   REQUIRE(at != std::string::npos);

@@ -204,8 +204,14 @@ std::vector<double> reference_logits(const GgufFile& file, const std::vector<Tok
   const std::size_t heads = key("attention.head_count"), key_heads = key("attention.head_count_kv"),
                     head = key("rope.dimension_count");
   const double base = file.number("llama.rope.freq_base").value();
-  const auto apply = [&](const std::string& name, const Vector& x) {
+  const auto apply = [&](const std::string& name, Vector x) {
     Vector y(file.find(name)->shape[1]);
+    if (block_numbers(file.find(name)->type) > 1)  // packed weights meet activations in 255 steps for each block
+      for (std::size_t b = 0; b < x.size(); b += block_size) {
+        double most = 0;
+        for (std::size_t i = b; i < b + block_size; ++i) most = std::max(most, std::abs(x[i]));
+        for (std::size_t i = b; i < b + block_size; ++i) x[i] = std::nearbyint(x[i] * 127 / most) * most / 127;
+      }
     for (std::size_t o = 0; o < y.size(); ++o) {
       const Vector w = get(name, o);
       for (std::size_t i = 0; i < x.size(); ++i) y[o] += w[i] * x[i];
@@ -281,7 +287,9 @@ void check_against_reference(const GgufFile& file, const std::vector<Token>& tex
     largest = std::max(largest, std::abs(expected[i]));
   }
   CHECK(largest > 1);
-  CHECK(difference < 2e-5 * largest);
+  // Where activations are rounded to few steps, one of them that falls to the other side makes a difference.
+  const bool packed = block_numbers(file.find("blk.0.attn_q.weight")->type) > 1;
+  CHECK(difference < (packed ? 5e-3 : 2e-5) * largest);
 }
 
 TEST_CASE("logits agree with a forward pass in double precision") {

@@ -19,42 +19,99 @@ std::vector<float> normal_numbers(std::mt19937& random, std::size_t n) {
   return out;
 }
 
-TEST_CASE("weights decode to the numbers that the file format defines") {
-  std::mt19937 random(1);
+// Rows of random weights as files store them, and as kernels take them.
+struct Weights {
+  Weights(WeightType type, int outputs, int columns, std::mt19937& random)
+      : n(static_cast<std::size_t>(columns)), stride(row_bytes(type, n)) {
+    const auto rows = static_cast<std::size_t>(outputs), together = static_cast<std::size_t>(interleaved);
+    stored.resize(rows * stride);
+    for (std::size_t o = 0; o < rows; ++o)
+      encode_row(type, normal_numbers(random, n).data(), n, stored.data() + o * stride);
+    arranged = stored;
+    if (block_numbers(type) > 1) {
+      arranged.resize((rows + together - 1) / together * together * stride);
+      for (int o = 0; o < outputs; o += interleaved)
+        interleave(type, stored.data() + static_cast<std::size_t>(o) * stride, std::min(interleaved, outputs - o), n,
+                   arranged.data() + static_cast<std::size_t>(o) * stride);
+    }
+    matrix = {arranged.data(), stride, type, outputs, columns};
+  }
+  std::vector<float> row(int o) const {
+    std::vector<float> out(n);
+    decode_row(matrix.type, stored.data() + static_cast<std::size_t>(o) * stride, n, out.data());
+    return out;
+  }
+
+  std::size_t n, stride;
+  std::vector<std::byte> stored, arranged;
+  Matrix matrix;
+};
+
+// Rounds whole blocks as the quantised form does; returns what one unit of each is worth.
+std::vector<float> round_to_quanta(std::vector<float>& x) {
+  std::vector<float> scales;
+  for (std::size_t b = 0; b < x.size(); b += block_size) {
+    float most = 0;
+    for (std::size_t i = b; i < b + block_size; ++i) most = std::max(most, std::abs(x[i]));
+    scales.push_back(most / 127);
+    for (std::size_t i = b; i < b + block_size; ++i) x[i] = most > 0 ? std::nearbyint(x[i] * (127 / most)) : 0;
+  }
+  return scales;
+}
+
+TEST_CASE("halves of all kinds are the numbers that the file format defines") {
   for (const Kernels* kernels : available_kernels())
-    for (const WeightType type :
-         {WeightType::f32, WeightType::f16, WeightType::bf16, WeightType::q8_0, WeightType::q4_0, WeightType::q4_1}) {
+    for (const WeightType type : {WeightType::f16, WeightType::bf16}) {
       INFO(kernels->name, " ", weight_type_name(type));
-      for (const int columns : {32, 96, 43}) {
-        if (columns % 32 != 0 && block_numbers(type) > 1) continue;
-        const std::size_t n = static_cast<std::size_t>(columns), stride = row_bytes(type, n);
-        std::vector<std::byte> data(3 * stride);
-        for (std::size_t r = 0; r < 3; ++r)
-          encode_row(type, normal_numbers(random, n).data(), n, data.data() + r * stride);
-        const Matrix matrix{data.data(), stride, type, 3, columns};
-        for (int r = 0; r < 3; ++r) {
-          std::vector<float> out(padded(columns)), expected(n);
-          kernels->decode(matrix, r, out.data());
-          decode_row(type, data.data() + static_cast<std::size_t>(r) * stride, n, expected.data());
-          for (std::size_t i = 0; i < n; ++i) {
-            if (type == WeightType::q4_1)
-              CHECK(out[i] == doctest::Approx(expected[i]).epsilon(1e-6));  // fused or not
-            else
-              CHECK(out[i] == expected[i]);
+      std::vector<std::uint16_t> patterns(0x10000);
+      for (std::size_t i = 0; i < patterns.size(); ++i) patterns[i] = static_cast<std::uint16_t>(i);
+      const auto* const stored = reinterpret_cast<const std::byte*>(patterns.data());
+      std::vector<float> expected(patterns.size()), y(patterns.size()), x(row_stride(1));
+      decode_row(type, stored, expected.size(), expected.data());
+      x[0] = 1;
+      kernels->multiply({stored, 2, type, 0x10000, 1}, 0, 0x10000, x.data(), x.size(), 1, y.data(), y.size());
+      for (std::size_t i = 0; i < y.size(); ++i)
+        if (!(y[i] == expected[i] || (std::isnan(y[i]) && std::isnan(expected[i])))) FAIL(i);
+    }
+}
+
+TEST_CASE("products of packed weights are exact integers within a block, at the ends of their ranges too") {
+  std::mt19937 random(8);
+  for (const Kernels* kernels : available_kernels())
+    for (const WeightType type : {WeightType::q8_0, WeightType::q4_0, WeightType::q4_1})
+      for (int round = 0; round < 500; ++round) {
+        INFO(kernels->name, " ", weight_type_name(type), " ", round);
+        Weights w(type, 16, 32, random);
+        const std::size_t halves = type == WeightType::q4_1 ? 4 : 2;
+        const std::uint16_t one = 0x3C00, offset = 0x4500;  // d = 1, m = 5
+        for (std::size_t o = 0; o < 16; ++o) {
+          std::byte* const block = w.stored.data() + o * w.stride;
+          std::memcpy(block, &one, 2);
+          if (halves == 4) std::memcpy(block + 2, &offset, 2);
+          for (std::size_t i = halves; i < w.stride; ++i) {
+            const std::byte ends[] = {std::byte{0x80}, std::byte{0x7F}, std::byte{0xFF}, std::byte{0}};
+            block[i] = round % 4 == 3 ? static_cast<std::byte>(random() & 0xFF) : ends[random() % (round % 4 + 1U)];
           }
         }
+        interleave(type, w.stored.data(), 16, 32, w.arranged.data());
+        std::vector<float> x(row_stride(32)), y(16);
+        std::vector<std::int64_t> q(32);
+        for (std::size_t i = 0; i < 32; ++i) {
+          q[i] = round % 3 == 0   ? 127
+                 : round % 3 == 1 ? (random() % 2 == 0 ? 127 : -127)
+                                  : static_cast<std::int64_t>(random() % 255) - 127;
+          if (i == 0) q[i] = -127;
+          x[i] = static_cast<float>(q[i]);
+        }
+        kernels->quantise(x.data(), 0, 32, 32);
+        kernels->multiply(w.matrix, 0, 16, x.data(), x.size(), 1, y.data(), 16);
+        for (int o = 0; o < 16; ++o) {
+          const std::vector<float> weights = w.row(o);
+          std::int64_t expected = 0;
+          for (std::size_t i = 0; i < 32; ++i) expected += static_cast<std::int64_t>(weights[i]) * q[i];
+          REQUIRE(y[static_cast<std::size_t>(o)] == static_cast<float>(expected));
+        }
       }
-      if (type != WeightType::f16) continue;
-      for (std::uint32_t bits = 0; bits < 0x10000; bits += 8) {  // every exponent, zeros, subnormals, infinities
-        std::uint16_t pattern[8];
-        for (std::uint32_t i = 0; i < 8; ++i) pattern[i] = static_cast<std::uint16_t>(bits + i);
-        const auto* const row = reinterpret_cast<const std::byte*>(pattern);
-        float out[32], expected[8];
-        kernels->decode({row, sizeof pattern, type, 1, 8}, 0, out);
-        decode_row(type, row, 8, expected);
-        for (int i = 0; i < 8; ++i) REQUIRE((out[i] == expected[i] || std::isnan(expected[i])));
-      }
-    }
 }
 
 TEST_CASE("products do not depend on the other rows and outputs of a call") {
@@ -63,46 +120,51 @@ TEST_CASE("products do not depend on the other rows and outputs of a call") {
     for (const WeightType type :
          {WeightType::f32, WeightType::f16, WeightType::bf16, WeightType::q8_0, WeightType::q4_0, WeightType::q4_1})
       for (const int columns : {32, 1056, 45, 4128}) {
-        if (columns % 32 != 0 && block_numbers(type) > 1) continue;
+        const bool packed = block_numbers(type) > 1;
+        if (columns % 32 != 0 && packed) continue;
         INFO(kernels->name, " ", weight_type_name(type), " ", columns);
-        constexpr int outputs = 21;
+        constexpr int outputs = 37;
         const int most = columns < 4000 ? 200 : 20;
-        const std::size_t n = static_cast<std::size_t>(columns), stride = row_bytes(type, n), ldx = padded(columns);
-        std::vector<std::byte> data(outputs * stride);
-        for (std::size_t o = 0; o < outputs; ++o)
-          encode_row(type, normal_numbers(random, n).data(), n, data.data() + o * stride);
-        const Matrix matrix{data.data(), stride, type, outputs, columns};
+        const Weights w(type, outputs, columns, random);
+        const std::size_t ldx = row_stride(columns);
         std::vector<float> x(static_cast<std::size_t>(most) * ldx);
-        for (std::size_t r = 0; r < static_cast<std::size_t>(most); ++r)
-          std::copy_n(normal_numbers(random, n).begin(), n, x.begin() + static_cast<std::ptrdiff_t>(r * ldx));
+        for (std::size_t r = 0; r < static_cast<std::size_t>(most); ++r) {
+          std::copy_n(normal_numbers(random, w.n).begin(), w.n, x.begin() + static_cast<std::ptrdiff_t>(r * ldx));
+          if (packed)
+            for (int i = 0; i < columns; i += 96)
+              kernels->quantise(x.data() + r * ldx, i, std::min(i + 96, columns), columns);
+        }
         std::vector<float> alone(static_cast<std::size_t>(most * outputs));
         for (std::size_t r = 0; r < static_cast<std::size_t>(most); ++r)
           for (int o = 0; o < outputs; ++o)
-            kernels->multiply(matrix, o, o + 1, x.data() + r * ldx, ldx, 1, alone.data() + r * outputs, outputs);
-        std::vector<float> weights(n);
-        for (std::size_t o = 0; o < outputs; ++o) {
-          decode_row(type, data.data() + o * stride, n, weights.data());
+            kernels->multiply(w.matrix, o, o + 1, x.data() + r * ldx, ldx, 1, alone.data() + r * outputs, outputs);
+        std::vector<float> rounded(x.begin(), x.begin() + static_cast<std::ptrdiff_t>(w.n)), scales;
+        if (packed) scales = round_to_quanta(rounded);
+        for (int o = 0; o < outputs; ++o) {
+          const std::vector<float> weights = w.row(o);
           double sum = 0, magnitude = 0;
-          for (std::size_t i = 0; i < n; ++i) {
-            const double product = static_cast<double>(weights[i]) * static_cast<double>(x[i]);
+          for (std::size_t i = 0; i < w.n; ++i) {
+            const double product = static_cast<double>(weights[i]) * static_cast<double>(rounded[i]) *
+                                   (packed ? static_cast<double>(scales[i / block_size]) : 1);
             sum += product;
             magnitude += std::abs(product);
           }
-          REQUIRE(std::abs(static_cast<double>(alone[o]) - sum) <= 1e-5 * magnitude);
+          REQUIRE(std::abs(static_cast<double>(alone[static_cast<std::size_t>(o)]) - sum) <= 1e-6 * magnitude);
         }
         for (const int rows : {1, 2, 3, 4, 5, 6, 8, 13, 16, 17, 64, 95, 96, 97, 98, 99, 100, 193, 200}) {
           if (rows > most) continue;
           const int first = static_cast<int>(random() % outputs),
                     skipped = static_cast<int>(random() % static_cast<unsigned>(most - rows + 1));
+          const int last = first + 1 + static_cast<int>(random() % static_cast<unsigned>(outputs - first));
           const float untouched = -12345;
           std::vector<float> y(alone.size(), untouched);
-          kernels->multiply(matrix, first, outputs, x.data() + static_cast<std::size_t>(skipped) * ldx, ldx, rows,
+          kernels->multiply(w.matrix, first, last, x.data() + static_cast<std::size_t>(skipped) * ldx, ldx, rows,
                             y.data(), outputs);
           for (int r = 0; r < most; ++r)
             for (int o = 0; o < outputs; ++o)
-              REQUIRE(
-                  y[static_cast<std::size_t>(r * outputs + o)] ==
-                  (r < rows && o >= first ? alone[static_cast<std::size_t>((r + skipped) * outputs + o)] : untouched));
+              REQUIRE(y[static_cast<std::size_t>(r * outputs + o)] ==
+                      (r < rows && o >= first && o < last ? alone[static_cast<std::size_t>((r + skipped) * outputs + o)]
+                                                          : untouched));
         }
       }
 }

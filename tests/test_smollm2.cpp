@@ -79,7 +79,7 @@ TEST_CASE("lookahead decoding equals plain decoding, in the file's own types and
       CHECK(text == expected);
       tokens += run.tokens;
       steps += run.steps;
-      if (&prompt == &prompts[2]) CHECK(tokenizer.decode(text) == "The capital of France is Paris.");
+      if (weights && &prompt == &prompts[2]) CHECK(tokenizer.decode(text) == "The capital of France is Paris.");
     }
     CHECK(steps < tokens);
   }

@@ -28,16 +28,14 @@
 
 namespace lookahead::engines {
 
-extern float half_values[1 << 16];  ///< of every number in half precision; available_kernels() fills it
-
 namespace {
 
 #if defined(__AVX512F__)
-constexpr int lanes = 16, most_sums = 24, tile_rows = 8, f32_rows = 4, summed = 8;
+constexpr int lanes = 16, most_sums = 24, tile_rows = 8, f32_rows = 4, packed_rows = 8, summed = 8;
 #elif defined(__AVX2__)
-constexpr int lanes = 8, most_sums = 12, tile_rows = 6, f32_rows = 6, summed = 4;
+constexpr int lanes = 8, most_sums = 12, tile_rows = 6, f32_rows = 6, packed_rows = 4, summed = 4;
 #else
-constexpr int lanes = 4, most_sums = 12, tile_rows = 6, f32_rows = 6, summed = 4;
+constexpr int lanes = 4, most_sums = 12, tile_rows = 6, f32_rows = 6, packed_rows = 4, summed = 4;
 #endif
 constexpr int vectors = block_size / lanes;  ///< of a block
 
@@ -56,21 +54,38 @@ LOOKAHEAD_INLINE F load(const float* from) { return load<F>(static_cast<const vo
 LOOKAHEAD_INLINE void store(float* to, F value) { std::memcpy(to, &value, sizeof value); }
 /// (Less zero, not plus: x - 0 is x for every x, so nothing is left of it but the broadcast.)
 LOOKAHEAD_INLINE F broadcast(float value) { return value - F{}; }
-/// Hinders the compiler from loading a value anew for every use.
-LOOKAHEAD_INLINE void keep_in_register([[maybe_unused]] F& value) {
 #if defined(__AVX512F__)
-  asm("" : "+v"(value));
+#define LOOKAHEAD_REGISTER "+v"
 #elif defined(__AVX2__)
-  asm("" : "+x"(value));
+#define LOOKAHEAD_REGISTER "+x"
+#else
+#define LOOKAHEAD_REGISTER "+m"
 #endif
+/// Hides from the compiler what a value is.
+template <class T>
+LOOKAHEAD_INLINE void hide(T& value) {
+  asm volatile("" : LOOKAHEAD_REGISTER(value));
+}
+/// Hinders the compiler from loading a value anew for every use, and from adding in another order.
+template <class T>
+LOOKAHEAD_INLINE void keep_in_register([[maybe_unused]] T& value) {
+  if constexpr (lanes > 4) asm("" : LOOKAHEAD_REGISTER(value));
 }
 LOOKAHEAD_INLINE void keep_in_register(const float*& value) { asm("" : "+r"(value)); }
 LOOKAHEAD_INLINE F bits_to_float(I bits) { return load<F>(&bits); }
 LOOKAHEAD_INLINE I float_to_bits(F value) { return load<I>(&value); }
 
-/// The value of a number in half precision. For the scales of packed weights two loads take the place of the four
-/// vector operations that convert them and spread them over the lanes.
-LOOKAHEAD_INLINE float half_value(const std::byte* from) { return half_values[load<std::uint16_t>(from)]; }
+template <int n>
+struct Rows {
+  static constexpr int rows = n;
+};
+/// Calls `act` with the number of rows, 1 to `most`, as a constant.
+template <int most, class Act>
+LOOKAHEAD_INLINE void with_rows(int rows, Act act) {
+  if constexpr (most > 1)
+    if (rows < most) return with_rows<most - 1>(rows, act);
+  act(Rows<most>{});
+}
 
 // ---- what differs between instruction sets ----
 
@@ -88,15 +103,21 @@ LOOKAHEAD_INLINE F halves(const std::byte* from) { return _mm512_cvtph_ps(load<_
 LOOKAHEAD_INLINE F bfloats(const std::byte* from) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(load<__m256i>(from)), 16));
 }
-LOOKAHEAD_INLINE F signed_bytes(const std::byte* from) {
-  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load<__m128i>(from)));
+using Dots = I;
+template <bool bytes>  // which are signed, and taken as larger by 128
+LOOKAHEAD_INLINE Dots dot(Dots dots, I numbers, I with) {
+  const __m512i w = bytes ? _mm512_xor_si512((__m512i)numbers, _mm512_set1_epi8(-128)) : (__m512i)numbers;
+  return (I)_mm512_dpbusd_epi32((__m512i)dots, w, (__m512i)with);
 }
-/// What `map` gives for the numbers 16 * half to 16 * half + 15 of a block of nibbles: 16 bytes, the low nibbles first.
-template <class Map>
-LOOKAHEAD_INLINE F nibbles(const std::byte* from, int half, Map map) {
-  constexpr F values = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-  const __m512i q = _mm512_cvtepu8_epi32(load<__m128i>(from));
-  return _mm512_permutexvar_ps(half == 0 ? q : _mm512_srli_epi32(q, 4), map(values));  // reads the low four bits
+template <bool bytes>
+LOOKAHEAD_INLINE F total(Dots dots, std::int32_t minus_8_sum) {
+  return _mm512_cvtepi32_ps((__m512i)(dots + (bytes ? minus_8_sum * 16 : minus_8_sum)));
+}
+LOOKAHEAD_INLINE float largest(F a) { return _mm512_reduce_max_ps(a); }
+LOOKAHEAD_INLINE std::int32_t sum(I a) { return _mm512_reduce_add_epi32((__m512i)a); }
+LOOKAHEAD_INLINE void store_bytes(std::byte* to, I a) {
+  const __m128i bytes = _mm512_cvtepi32_epi8((__m512i)a);
+  std::memcpy(to, &bytes, sizeof bytes);
 }
 
 /// out[i] = the sum of the lanes of a[i].
@@ -125,15 +146,34 @@ LOOKAHEAD_INLINE F halves(const std::byte* from) { return _mm256_cvtph_ps(load<_
 LOOKAHEAD_INLINE F bfloats(const std::byte* from) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load<__m128i>(from)), 16));
 }
-LOOKAHEAD_INLINE F signed_bytes(const std::byte* from) {
-  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
+using Dots = I;
+/// Pairs of products fit 16 bits, and those of nibbles in a whole block do: 32 * 15 * 127 / 2.
+template <bool bytes>
+LOOKAHEAD_INLINE Dots dot(Dots dots, I numbers, I with) {
+  const __m256i w = (__m256i)numbers, a = (__m256i)with, sums = (__m256i)dots;
+  if (!bytes) return (I)_mm256_add_epi16(sums, _mm256_maddubs_epi16(w, a));
+  const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(a, w));
+  return dots + (I)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
 }
-/// What `map` gives for the numbers 8 * i to 8 * i + 7 of a block of nibbles: 16 bytes, the low nibbles first.
-template <class Map>
-LOOKAHEAD_INLINE F nibbles(const std::byte* from, int i, Map map) {
-  const __m256i q = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from + i % 2 * 8)));
-  const __m256i low = i < 2 ? _mm256_and_si256(q, _mm256_set1_epi32(15)) : _mm256_srli_epi32(q, 4);
-  return map(_mm256_cvtepi32_ps(low));
+template <bool bytes>
+LOOKAHEAD_INLINE F total(Dots dots, std::int32_t minus_8_sum) {
+  const I sums = bytes ? dots : (I)_mm256_madd_epi16((__m256i)dots, _mm256_set1_epi16(1)) + minus_8_sum;
+  return _mm256_cvtepi32_ps((__m256i)sums);
+}
+LOOKAHEAD_INLINE float largest(F a) {
+  __m128 m = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+  m = _mm_max_ps(m, _mm_movehl_ps(m, m));
+  return _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m)));
+}
+LOOKAHEAD_INLINE std::int32_t sum(I a) {
+  const __m256i b = _mm256_hadd_epi32((__m256i)a, (__m256i)a), c = _mm256_hadd_epi32(b, b);
+  return _mm_cvtsi128_si32(_mm_add_epi32(_mm256_castsi256_si128(c), _mm256_extracti128_si256(c, 1)));
+}
+LOOKAHEAD_INLINE void store_bytes(std::byte* to, I a) {
+  const __m256i i = (__m256i)a;
+  const __m128i pairs = _mm_packs_epi32(_mm256_castsi256_si128(i), _mm256_extracti128_si256(i, 1));
+  const std::int64_t bytes = _mm_cvtsi128_si64(_mm_packs_epi16(pairs, pairs));
+  std::memcpy(to, &bytes, sizeof bytes);
 }
 LOOKAHEAD_INLINE void sum_lanes(const F* a, float* out) {
   const __m256 s = _mm256_hadd_ps(_mm256_hadd_ps(a[0], a[1]), _mm256_hadd_ps(a[2], a[3]));
@@ -149,22 +189,34 @@ LOOKAHEAD_INLINE unsigned above(F a, F b) {
   return bits;
 }
 LOOKAHEAD_INLINE F halves(const std::byte* from) {
-  return F{half_value(from), half_value(from + 2), half_value(from + 4), half_value(from + 6)};
+  typedef std::uint16_t H __attribute__((vector_size(2 * lanes)));
+  const I h = __builtin_convertvector(load<H>(from), I), magnitude = (h & 0x7FFF) << 13;
+  const I exact = float_to_bits(bits_to_float(magnitude) * 0x1p112F);  // the other bias, also for subnormal numbers
+  return bits_to_float(exact | ((magnitude >= 0x7C00 << 13) & 0x7F800000) | (h & 0x8000) << 16);
 }
 LOOKAHEAD_INLINE F bfloats(const std::byte* from) {
   typedef std::uint16_t H __attribute__((vector_size(2 * lanes)));
   return bits_to_float(__builtin_convertvector(load<H>(from), I) << 16);
 }
-LOOKAHEAD_INLINE F signed_bytes(const std::byte* from) {
-  typedef std::int8_t B __attribute__((vector_size(lanes)));
-  return __builtin_convertvector(load<B>(from), F);
+using Dots = F;  // integers that floats hold exactly
+template <bool bytes>
+LOOKAHEAD_INLINE Dots dot(Dots dots, I numbers, I with) {
+  LOOKAHEAD_UNROLL
+  for (int i = 24; i >= 0; i -= 8)
+    dots += __builtin_convertvector((numbers << i) >> 24, F) * __builtin_convertvector((with << i) >> 24, F);
+  return dots;
 }
-/// What `map` gives for the numbers 4 * i to 4 * i + 3 of a block of nibbles: 16 bytes, the low nibbles first.
-template <class Map>
-LOOKAHEAD_INLINE F nibbles(const std::byte* from, int i, Map map) {
-  typedef std::uint8_t B __attribute__((vector_size(lanes)));
-  const B both = load<B>(from + i % 4 * lanes);
-  return map(__builtin_convertvector(i < 4 ? both & 15 : both >> 4, F));
+template <bool bytes>
+LOOKAHEAD_INLINE F total(Dots dots, std::int32_t minus_8_sum) {
+  return bytes ? dots : dots + static_cast<float>(minus_8_sum);
+}
+LOOKAHEAD_INLINE float largest(F a) {
+  const F b = a > F{a[2], a[3], a[0], a[1]} ? a : F{a[2], a[3], a[0], a[1]};
+  return b[0] > b[1] ? b[0] : b[1];
+}
+LOOKAHEAD_INLINE std::int32_t sum(I a) { return (a[0] + a[2]) + (a[1] + a[3]); }
+LOOKAHEAD_INLINE void store_bytes(std::byte* to, I a) {
+  for (int i = 0; i < lanes; ++i) to[i] = static_cast<std::byte>(a[i]);
 }
 LOOKAHEAD_INLINE void sum_lanes(const F* a, float* out) {
   for (int i = 0; i < summed; ++i) out[i] = (a[i][0] + a[i][2]) + (a[i][1] + a[i][3]);
@@ -172,53 +224,19 @@ LOOKAHEAD_INLINE void sum_lanes(const F* a, float* out) {
 
 #endif
 
-// ---- weight types: 32 numbers take `bytes` bytes; `vector` gives the i-th vector of them ----
-// `few` rows use it: then products read a scale of Q8_0 or Q4_1 from memory, which costs Zen 4 nothing. For many rows
-// one instruction spreads it over the lanes first, which takes the place of a permutation.
+// ---- types of single numbers: 32 take `bytes` bytes; `vector` gives the i-th vector of them ----
 
 struct F32 {
   static constexpr int bytes = 128;
-  static constexpr bool packed = false;
-  LOOKAHEAD_INLINE static F vector(const std::byte* from, int i, bool) { return load<F>(from + 4 * lanes * i); }
+  LOOKAHEAD_INLINE static F vector(const std::byte* from, int i) { return load<F>(from + 4 * lanes * i); }
 };
 struct F16 {
   static constexpr int bytes = 64;
-  static constexpr bool packed = false;
-  LOOKAHEAD_INLINE static F vector(const std::byte* from, int i, bool) { return halves(from + 2 * lanes * i); }
+  LOOKAHEAD_INLINE static F vector(const std::byte* from, int i) { return halves(from + 2 * lanes * i); }
 };
 struct BF16 {
   static constexpr int bytes = 64;
-  static constexpr bool packed = false;
-  LOOKAHEAD_INLINE static F vector(const std::byte* from, int i, bool) { return bfloats(from + 2 * lanes * i); }
-};
-struct Q8 {
-  static constexpr int bytes = 34;
-  static constexpr bool packed = true;
-  LOOKAHEAD_INLINE static F vector(const std::byte* from, int i, bool few) {
-    const float* scale = half_values + load<std::uint16_t>(from);
-    if (few) asm volatile("" : "+r"(scale));  // or the compiler sees the same scale in the next vector
-    return broadcast(*scale) * signed_bytes(from + 2 + lanes * i);
-  }
-};
-struct Q40 {
-  static constexpr int bytes = 18;
-  static constexpr bool packed = true;
-  LOOKAHEAD_INLINE static F vector(const std::byte* from, int i, bool) {
-    const F scale = broadcast(half_value(from));
-    const auto number = [&](F q) __attribute__((always_inline)) { return scale * (q - 8.0F); };
-    return nibbles(from + 2, i, number);
-  }
-};
-struct Q41 {
-  static constexpr int bytes = 20;
-  static constexpr bool packed = true;
-  LOOKAHEAD_INLINE static F vector(const std::byte* from, int i, bool few) {
-    const auto both = load<std::uint32_t>(from);  // two loads take 5% longer at one row
-    const F d = broadcast(half_values[both & 0xFFFF]), m = broadcast(half_values[both >> 16]);
-    // Both forms round once: the 11 bits of a scale and the 4 of a number fit a float, so d * q is exact.
-    const auto number = [&](F q) __attribute__((always_inline)) { return few ? d * q + m : fused(d, q, m); };
-    return nibbles(from + 4, i, number);
-  }
+  LOOKAHEAD_INLINE static F vector(const std::byte* from, int i) { return bfloats(from + 2 * lanes * i); }
 };
 
 /// Most rows of a tile. With AVX-512 fewer for F32: its weights bring twice the lines of F16, and with the activations
@@ -228,9 +246,9 @@ constexpr int most_rows = tile_rows;
 template <>
 constexpr int most_rows<F32> = f32_rows;
 
-/// What is worked on together: outputs (a multiple of what tiles have), rows, and columns, so that the activations of a
-/// tile stay in the first-level cache.
-constexpr int group_outputs = 24, group_rows = 64, panel_columns = 1024, most_columns = 4096;
+/// What is worked on together: outputs (a multiple of what tiles have) and columns, so that the activations of a tile
+/// stay in the first-level cache.
+constexpr int group_outputs = 24, panel_columns = 1024, most_columns = 4096;
 
 /// Some columns of a group of outputs.
 struct Panel {
@@ -240,28 +258,17 @@ struct Panel {
   bool begins, ends;  ///< whether it has the first columns, and the last ones
 };
 
-/// The numbers of a panel that has `columns` columns, each output's with zeros up to whole blocks.
+/// The numbers of a panel that is the first `columns` columns of a block, each output's with zeros up to the block.
 template <class T>
-void decode_panel(const Panel& w, int columns, float* out, int stride) {
+void decode_part(const Panel& w, int columns, float* out) {
   for (int t = 0; t < w.outputs; ++t) {
-    const auto decode_block = [&](const std::byte* from, int b) __attribute__((always_inline)) {
-      F v[vectors];  // all before any is stored, which would make the compiler read the scales again
-      LOOKAHEAD_UNROLL
-      for (int i = 0; i < vectors; ++i) v[i] = T::vector(from, i, false);
-      LOOKAHEAD_UNROLL
-      for (int i = 0; i < vectors; ++i) store(out + t * stride + b * block_size + i * lanes, v[i]);
-    };
-    const std::byte* at = w.data + size(t) * w.stride;
-    const int rest = columns % block_size;
-    for (int b = 0; b < columns / block_size; ++b, at += T::bytes) decode_block(at, b);
-    if (rest == 0) continue;
     std::byte block[T::bytes] = {};
-    std::memcpy(block, at, size(rest * T::bytes / block_size));
-    decode_block(block, columns / block_size);
+    std::memcpy(block, w.data + size(t) * w.stride, size(columns * T::bytes / block_size));
+    for (int i = 0; i < vectors; ++i) store(out + t * block_size + i * lanes, T::vector(block, i));
   }
 }
 
-// ---- products with weights ----
+// ---- products with weights of single numbers ----
 // An element has one accumulator of `lanes` sums: block after block, vector after vector is added to it, and the lanes
 // are summed at the end. A tile of rows and outputs has its accumulators in registers; the shapes of tiles and panels
 // change how often weights are decoded and activations are read, and never the order of additions.
@@ -300,13 +307,12 @@ template <class T, int rows>
     }
     const float* at = x;
     for (std::size_t offset = 0; offset < size(w.blocks) * T::bytes; offset += T::bytes) {
-      if constexpr (rows <= outputs) {                  // outputs one by one: a block's bits are read once
-        constexpr bool few = lanes == 16 && rows <= 3;  // for 4 and more it is up to 5% slower
+      if constexpr (rows <= outputs) {  // outputs one by one: a block's bits are read once
         LOOKAHEAD_UNROLL
         for (int t = 0; t < outputs; ++t) {
           LOOKAHEAD_UNROLL
           for (int i = 0; i < vectors; ++i) {
-            F v = T::vector(from[t] + offset, i, few);
+            F v = T::vector(from[t] + offset, i);
             keep_in_register(v);
             LOOKAHEAD_UNROLL
             for (int r = 0; r < rows; ++r)
@@ -319,7 +325,7 @@ template <class T, int rows>
         for (int i = 0; i < vectors; ++i) {
           F v[outputs];
           LOOKAHEAD_UNROLL
-          for (int t = 0; t < outputs; ++t) keep_in_register(v[t] = T::vector(from[t] + offset, i, false));
+          for (int t = 0; t < outputs; ++t) keep_in_register(v[t] = T::vector(from[t] + offset, i));
           LOOKAHEAD_UNROLL
           for (int r = 0; r < rows; ++r) {
             F u = load(at + size(r) * ldx);
@@ -357,50 +363,23 @@ template <class T, int rows>
   ahead.at += ahead.share;
 }
 
-/// `tile` rows, or fewer.
-template <class T, int tile = most_rows<T>>
-void multiply_tile(int rows, const Panel& w, const float* x, std::size_t ldx, F* sums, float* y, std::size_t ldy,
-                   Ahead& ahead) {
-  if constexpr (tile > 1)
-    if (rows < tile) return multiply_tile<T, tile - 1>(rows, w, x, ldx, sums, y, ldy, ahead);
-  multiply_panel<T, tile>(w, x, ldx, sums, y, ldy, ahead);
-}
-
-/// All rows, tile by tile.
 template <class T>
-void multiply_rows(const Panel& w, const float* x, std::size_t ldx, int rows, F* sums, float* y, std::size_t ldy,
-                   Ahead& ahead) {
-  for (int tiles = (rows + most_rows<T> - 1) / most_rows<T>; tiles > 0; --tiles) {
-    const int n = (rows + tiles - 1) / tiles;
-    multiply_tile<T>(n, w, x, ldx, sums, y, ldy, ahead);
-    rows -= n;
-    x += size(n) * ldx;
-    y += size(n) * ldy;
-    sums += n * group_outputs;
-  }
-}
-
-template <class T>
-void multiply_as(const Matrix& w, int first, int last, const float* x, std::size_t ldx, int rows, float* y,
-                 std::size_t ldy) {
-  constexpr int direct_rows = 2 * most_rows<T>;  // for more, decoding packed weights once is faster
-  constexpr int most = T::packed ? group_rows : most_rows<T>;
-  const int tile = T::packed && rows > direct_rows ? most_rows<F32> : most_rows<T>;
-  constexpr int stride = panel_columns + 16;  // not a power of two: rows would compete for places in the cache
-  alignas(64) float numbers[group_outputs * stride];
-  alignas(64) F sums[group_rows * group_outputs];
+void multiply_numbers(const Matrix& w, int first, int last, const float* x, std::size_t ldx, int rows, float* y,
+                      std::size_t ldy) {
+  alignas(64) float numbers[group_outputs * block_size];
+  alignas(64) F sums[most_rows<T> * group_outputs];
   const int widest = rows <= 4 ? most_columns : panel_columns, panels = (w.columns + widest - 1) / widest;
+  const int tiles = (rows + most_rows<T> - 1) / most_rows<T>;
   for (int o = first, outputs; o < last; o += outputs) {
     outputs = last - o < group_outputs ? last - o : group_outputs;
     const int behind = w.outputs - o - outputs < group_outputs ? w.outputs - o - outputs : group_outputs;
     Ahead ahead{w.data + size(o + outputs) * w.stride, 0, 0};
-    if (!T::packed && rows <= most_rows<T> && w.columns % block_size == 0)
+    if (tiles == 1 && w.columns % block_size == 0)
       ahead.outputs = w.outputs - o;
     else
-      ahead.share = static_cast<std::ptrdiff_t>(size(behind) * w.stride) / ((rows + tile - 1) / tile * panels);
-    for (int r = 0, some; r < rows; r += some) {
-      const int parts = (rows - r + most - 1) / most;
-      some = (rows - r + parts - 1) / parts;
+      ahead.share = static_cast<std::ptrdiff_t>(size(behind) * w.stride) / (tiles * panels);
+    for (int r = 0, some, left = tiles; left > 0; --left, r += some) {
+      some = (rows - r + left - 1) / left;
       for (int k = 0, columns; k < w.columns; k += columns) {
         columns = w.columns - k < widest ? w.columns - k : widest;
         if (columns > block_size) columns -= columns % block_size;  // a part of a block comes alone
@@ -412,53 +391,163 @@ void multiply_as(const Matrix& w, int first, int last, const float* x, std::size
                     k + columns == w.columns};
         const float* const from = x + size(r) * ldx + size(k);
         float* const to = y + size(r) * ldy + size(o);
-        if (some <= direct_rows && columns % block_size == 0) {
-          multiply_rows<T>(panel, from, ldx, some, sums, to, ldy, ahead);
+        if (columns % block_size == 0) {
+          with_rows<most_rows<T>>(some,
+                                  [&](auto n) { multiply_panel<T, n.rows>(panel, from, ldx, sums, to, ldy, ahead); });
           continue;
         }
-        decode_panel<T>(panel, columns, numbers, stride);
+        decode_part<T>(panel, columns, numbers);
         panel.data = reinterpret_cast<const std::byte*>(numbers);
-        panel.stride = stride * sizeof(float);
-        multiply_rows<F32>(panel, from, ldx, some, sums, to, ldy, ahead);
+        panel.stride = sizeof(float) * block_size;
+        with_rows<most_rows<T>>(some,
+                                [&](auto n) { multiply_panel<F32, n.rows>(panel, from, ldx, sums, to, ldy, ahead); });
       }
     }
   }
 }
 
-/// Calls `act` with the weight type of a matrix.
-template <class Act>
-LOOKAHEAD_INLINE void with_type(WeightType type, Act act) {
-  switch (type) {
-    case WeightType::f32:
-      return act(F32{});
-    case WeightType::f16:
-      return act(F16{});
-    case WeightType::bf16:
-      return act(BF16{});
-    case WeightType::q8_0:
-      return act(Q8{});
-    case WeightType::q4_0:
-      return act(Q40{});
-    case WeightType::q4_1:
-      return act(Q41{});
+// ---- products with packed weights ----
+// Weights and activations are integers, times a scale for 32 of them. A block's products are summed as integers, in any
+// order; scaled, they are added block after block to the one sum of an element. Lanes are outputs.
+
+template <int bytes_of_numbers, bool has_m>
+struct Packed {
+  static constexpr int bytes = bytes_of_numbers, parts = block_size / bytes;  ///< of a block; numbers in a byte
+  static constexpr bool offset = has_m;                                       ///< besides the scale d
+};
+using Q8 = Packed<32, false>;
+using Q40 = Packed<16, false>;
+using Q41 = Packed<16, true>;
+static_assert(block_size == 32 && interleaved % lanes == 0);
+
+/// A block of activations, as it lies in memory: 32 bytes, and for them
+constexpr int scale_at = 32;        ///< what one of them is worth, a float
+constexpr int scaled_sum_at = 36;   ///< their sum times that, a float
+constexpr int minus_8_sum_at = 40;  ///< their sum times -8, an integer
+constexpr int quantised_bytes = sizeof(float) * quantised_floats;
+
+void quantise(float* x, int first, int last, int n) {
+  std::byte* to = reinterpret_cast<std::byte*>(x + padded(n)) + size(first / block_size) * quantised_bytes;
+  for (int i = first; i < last; i += block_size, to += quantised_bytes) {
+    F most = {};
+    for (int v = 0; v < vectors; ++v) {
+      const F a = bits_to_float(float_to_bits(load(x + i + v * lanes)) & 0x7FFFFFFF);
+      most = a > most ? a : most;
+    }
+    const float end = largest(most), scale = end / 127.0F, each = end > 1e-30F ? 127.0F / end : 0.0F;
+    I sums = {};
+    for (int v = 0; v < vectors; ++v) {
+      // Adding 1.5 * 2^23 rounds to an integer in the low bits.
+      const I q = float_to_bits(load(x + i + v * lanes) * each + 0x1.8p23F) - float_to_bits(broadcast(0x1.8p23F));
+      sums += q;
+      store_bytes(to + v * lanes, q);
+    }
+    const std::int32_t in_all = sum(sums);
+    const float scaled_sum = scale * static_cast<float>(in_all);
+    const std::int32_t minus_8_sum = -8 * in_all;
+    std::memcpy(to + scale_at, &scale, sizeof scale);
+    std::memcpy(to + scaled_sum_at, &scaled_sum, sizeof scaled_sum);
+    std::memcpy(to + minus_8_sum_at, &minus_8_sum, sizeof minus_8_sum);
   }
 }
 
-void decode(const Matrix& w, int row, float* out) {
-  with_type(w.type, [&](auto type) {
-    using T = decltype(type);
-    for (int k = 0; k < w.columns; k += most_columns) {
-      const int columns = w.columns - k < most_columns ? w.columns - k : most_columns;
-      const std::byte* const from = w.data + size(row) * w.stride + size(k / block_size * T::bytes);
-      const Panel panel{from, w.stride, 1, columns / block_size, true, true};
-      decode_panel<T>(panel, columns, out + k, 0);
+/// Some outputs whose weights lie together.
+struct Group {
+  const std::byte* data;
+  int blocks;                    ///< of a row
+  int from, to;                  ///< outputs that are wanted
+  const std::byte *ahead, *end;  ///< what comes into the cache meanwhile
+};
+
+/// `rows` rows and a group of outputs.
+template <class T, int rows>
+[[gnu::noinline]] void multiply_group(const Group& w, const std::byte* x, std::size_t ldx, float* y, std::size_t ldy) {
+  constexpr bool bytes = T::parts == 1;
+  for (int part = 0; part < interleaved; part += lanes) {
+    const std::byte* numbers = w.data + 4 * part;
+    const std::byte* scales = w.data + size(w.blocks) * T::bytes * interleaved + 2 * part;
+    const std::byte* next = w.ahead + (w.end - w.ahead) * part / interleaved;
+    const std::byte* const end = w.ahead + (w.end - w.ahead) * (part + lanes) / interleaved;
+    const std::ptrdiff_t lines = ((end - next) / 64 + w.blocks - 1) / w.blocks;
+    const std::byte* at = x;
+    F sum[rows] = {};
+    for (int b = 0; b < w.blocks; ++b, at += quantised_bytes) {
+      Dots dots[rows] = {};
+      LOOKAHEAD_UNROLL
+      for (int t = 0; t < T::bytes; t += 4, numbers += 4 * interleaved) {
+        const I both = load<I>(numbers);
+        LOOKAHEAD_UNROLL
+        for (int p = 0; p < T::parts; ++p) {
+          const I four = bytes ? both : (p == 0 ? both : both >> 4) & 0x0F0F0F0F;
+          LOOKAHEAD_UNROLL
+          for (int r = 0; r < rows; ++r) {
+            dots[r] = dot<bytes>(dots[r], four, I{} + load<std::int32_t>(at + size(r) * ldx + (t + 16 * p)));
+            keep_in_register(dots[r]);
+          }
+        }
+      }
+      const F d = halves(scales), m = T::offset ? halves(scales + 2 * interleaved) : F{};
+      scales += (T::offset ? 4 : 2) * interleaved;
+      LOOKAHEAD_UNROLL
+      for (int r = 0; r < rows; ++r) {
+        const std::byte* const block = at + size(r) * ldx;
+        const F whole = total<bytes>(dots[r], T::offset ? 0 : load<std::int32_t>(block + minus_8_sum_at));
+        sum[r] = fused(whole, d * broadcast(load<float>(block + scale_at)), sum[r]);
+        if (T::offset) sum[r] = fused(m, broadcast(load<float>(block + scaled_sum_at)), sum[r]);
+      }
+      for (std::ptrdiff_t l = 0; l < lines && next < end; ++l, next += 64) __builtin_prefetch(next, 0, 2);
     }
-  });
+    const int from = w.from > part ? w.from - part : 0, to = w.to - part < lanes ? w.to - part : lanes;
+    LOOKAHEAD_UNROLL
+    for (int r = 0; r < rows; ++r) {
+      if (to - from == lanes)
+        store(y + size(r) * ldy + part, sum[r]);
+      else
+        for (int l = from; l < to; ++l) y[size(r) * ldy + size(part + l)] = sum[r][l];
+    }
+  }
+}
+
+template <class T>
+void multiply_packed(const Matrix& w, int first, int last, const float* x, std::size_t ldx, int rows, float* y,
+                     std::size_t ldy) {
+  const int tiles = (rows + packed_rows - 1) / packed_rows;
+  const std::ptrdiff_t together = static_cast<std::ptrdiff_t>(interleaved * w.stride);
+  for (int o = first / interleaved * interleaved; o < last; o += interleaved) {
+    Group group{w.data + size(o) * w.stride,
+                w.columns / block_size,
+                first > o ? first - o : 0,
+                last - o < interleaved ? last - o : interleaved,
+                nullptr,
+                nullptr};
+    for (int r = 0, some, tile = 0; tile < tiles; ++tile, r += some) {
+      some = (rows - r + tiles - tile - 1) / (tiles - tile);
+      group.ahead = group.data + together + together * tile / tiles;
+      group.end = group.data + together + together * (tile + 1) / tiles;
+      const auto* const from = reinterpret_cast<const std::byte*>(x + size(r) * ldx + padded(w.columns));
+      float* const to = y + size(r) * ldy + size(o);
+      with_rows<packed_rows>(some,
+                             [&](auto n) { multiply_group<T, n.rows>(group, from, ldx * sizeof(float), to, ldy); });
+    }
+  }
 }
 
 void multiply(const Matrix& w, int first, int last, const float* x, std::size_t ldx, int rows, float* y,
               std::size_t ldy) {
-  with_type(w.type, [&](auto type) { multiply_as<decltype(type)>(w, first, last, x, ldx, rows, y, ldy); });
+  switch (w.type) {
+    case WeightType::f32:
+      return multiply_numbers<F32>(w, first, last, x, ldx, rows, y, ldy);
+    case WeightType::f16:
+      return multiply_numbers<F16>(w, first, last, x, ldx, rows, y, ldy);
+    case WeightType::bf16:
+      return multiply_numbers<BF16>(w, first, last, x, ldx, rows, y, ldy);
+    case WeightType::q8_0:
+      return multiply_packed<Q8>(w, first, last, x, ldx, rows, y, ldy);
+    case WeightType::q4_0:
+      return multiply_packed<Q40>(w, first, last, x, ldx, rows, y, ldy);
+    case WeightType::q4_1:
+      return multiply_packed<Q41>(w, first, last, x, ldx, rows, y, ldy);
+  }
 }
 
 // ---- attention ----
@@ -545,11 +634,10 @@ float exponentials(float* s, int n) {
   for (int i = n; i < end; ++i) s[i] = -__builtin_inff();
   F most = load(s);
   for (int i = lanes; i < end; i += lanes) most = load(s + i) > most ? load(s + i) : most;
-  float largest = most[0];
-  for (int i = 1; i < lanes; ++i) largest = most[i] > largest ? most[i] : largest;
+  const float most_of_all = largest(most);
   F sum = {};
   for (int i = 0; i < end; i += lanes) {
-    const F e = exponential(load(s + i) - largest);
+    const F e = exponential(load(s + i) - most_of_all);
     store(s + i, e);
     sum += e;  // what lies behind n adds at most 2e-37 to a sum of at least 1: nothing
   }
@@ -586,49 +674,80 @@ int top(const float* x, int n, std::int32_t* out, int count) {
   return found;
 }
 
-double peak(int rounds) {
+double peak_of_numbers(int rounds) {
   constexpr int chains = 12;  // more than the latency of a unit, fewer than the registers
-  const volatile float given = 0.5F;
-  F sums[chains], all = {};
+  F sums[chains];
   for (int c = 0; c < chains; ++c) sums[c] = broadcast(static_cast<float>(c));
   for (int i = 0; i < rounds; ++i) {
-    const F v = broadcast(given);
+    F v = broadcast(0.5F);
+    hide(v);
     LOOKAHEAD_UNROLL
     for (int c = 0; c < chains; ++c) sums[c] = fused(sums[c], v, v);
   }
-  for (const F& s : sums) all += s;
-  volatile float kept = all[0];
-  static_cast<void>(kept);
+  for (F& s : sums) hide(s);
   return static_cast<double>(rounds) * chains * lanes;
+}
+
+template <class T>
+double peak_of_blocks(int rounds) {
+  F sums[packed_rows] = {}, d = broadcast(0.5F);
+  I four = {}, with[packed_rows] = {};
+  for (int i = 0; i < rounds; ++i) {
+    Dots dots[packed_rows] = {};
+    LOOKAHEAD_UNROLL
+    for (int r = 0; r < packed_rows; ++r) hide(dots[r]);
+    LOOKAHEAD_UNROLL
+    for (int t = 0; t < block_size; t += 4) {
+      hide(four);
+      LOOKAHEAD_UNROLL
+      for (int r = 0; r < packed_rows; ++r) {
+        hide(with[r]);
+        dots[r] = dot<T::parts == 1>(dots[r], four, with[r]);
+      }
+    }
+    LOOKAHEAD_UNROLL
+    for (int r = 0; r < packed_rows; ++r) {
+      hide(d);
+      sums[r] = fused(total<false>(dots[r], 0), d * d, sums[r]);
+      if (T::offset) sums[r] = fused(d, d, sums[r]);
+    }
+  }
+  for (F& s : sums) hide(s);
+  return static_cast<double>(rounds) * packed_rows * lanes * block_size;
+}
+
+double peak(WeightType type, int rounds) {
+  if (type == WeightType::q4_1) return peak_of_blocks<Q41>(rounds);
+  if (type == WeightType::q4_0) return peak_of_blocks<Q40>(rounds);
+  if (type == WeightType::q8_0) return peak_of_blocks<Q8>(rounds);
+  return peak_of_numbers(rounds);
 }
 
 }  // namespace
 
 extern const Kernels LOOKAHEAD_FUNCTION(LOOKAHEAD_KERNELS);
-const Kernels LOOKAHEAD_FUNCTION(LOOKAHEAD_KERNELS){
-    LOOKAHEAD_NAME(LOOKAHEAD_KERNELS), decode, multiply, accumulate, add_and_normalise, exponentials, gate, top, peak};
+const Kernels LOOKAHEAD_FUNCTION(LOOKAHEAD_KERNELS){LOOKAHEAD_NAME(LOOKAHEAD_KERNELS),
+                                                    quantise,
+                                                    multiply,
+                                                    accumulate,
+                                                    add_and_normalise,
+                                                    exponentials,
+                                                    gate,
+                                                    top,
+                                                    peak};
 
 #if defined(LOOKAHEAD_KERNELS_PORTABLE)
-
-float half_values[1 << 16];
 
 #if defined(__x86_64__)
 extern const Kernels avx2_kernels, avx512_kernels;
 #endif
 
 std::span<const Kernels* const> available_kernels() {
-  [[maybe_unused]] static const bool filled = [] {
-    for (std::uint32_t h = 0; h < 1U << 16; ++h) {
-      const auto bits = static_cast<std::uint16_t>(h);
-      decode_row(WeightType::f16, reinterpret_cast<const std::byte*>(&bits), 1, &half_values[h]);
-    }
-    return true;
-  }();
 #if defined(__x86_64__)
   static const Kernels* const sets[] = {&avx512_kernels, &avx2_kernels, &portable_kernels};
   __builtin_cpu_init();
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f");
+  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vnni");
   return std::span(sets).subspan(avx512 ? 0 : avx2 ? 1 : 2);
 #else
   static const Kernels* const sets[] = {&portable_kernels};

@@ -11,7 +11,8 @@
 
 namespace lookahead::engines {
 
-/// A weight matrix [outputs, columns] in row-major order, as a file stores it.
+/// A weight matrix [outputs, columns]. Single numbers lie in row-major order, as a file stores them; packed types are
+/// interleaved (weights.hpp).
 struct Matrix {
   const std::byte* data = nullptr;
   std::size_t stride = 0;  ///< bytes of a row
@@ -25,15 +26,23 @@ inline constexpr int block_size = 32;
 /// `n` rounded up to whole blocks.
 constexpr std::size_t padded(int n) { return static_cast<std::size_t>((n + block_size - 1) / block_size * block_size); }
 
+/// A block of activations in quantised form takes the place of so many floats.
+inline constexpr int quantised_floats = 12;
+
+/// From a row of activations of n numbers to the next, in floats: whole blocks, their quantised form, and a cache line,
+/// or rows would compete for the same places in the cache where their length is a power of two.
+constexpr std::size_t row_stride(int n) { return padded(n) / block_size * (block_size + quantised_floats) + 16; }
+
 /// One implementation of the arithmetic. Strides (`ldx`, ...) are in floats.
 struct Kernels {
   const char* name;
 
-  /// out[0..columns) = row `row` of `w`, and zeros behind it up to `padded(columns)`.
-  void (*decode)(const Matrix& w, int row, float* out);
+  /// Writes the quantised form of the numbers [first, last) of a row of n, whole blocks, behind the row, at
+  /// x + padded(n): signed bytes and a scale, the largest magnitude of the block / 127.
+  void (*quantise)(float* x, int first, int last, int n);
 
-  /// y[r * ldy + o] = w[o] . x[r], for o in [first, last) and r in [0, rows). Precondition: every x[r] goes on with
-  /// zeros up to `padded(columns)`.
+  /// y[r * ldy + o] = w[o] . x[r], for o in [first, last) and r in [0, rows). Preconditions: single numbers meet the
+  /// floats of x[r], which goes on with zeros up to `padded(columns)`; packed weights meet its quantised form.
   void (*multiply)(const Matrix& w, int first, int last, const float* x, std::size_t ldx, int rows, float* y,
                    std::size_t ldy);
 
@@ -54,12 +63,12 @@ struct Kernels {
   /// which is `count` or n. One pass.
   int (*top)(const float* x, int n, std::int32_t* out, int count);
 
-  /// Multiply-adds that one thread does in `rounds` rounds in registers, as a measure of the machine.
-  double (*peak)(int rounds);
+  /// Multiply-adds that one thread does with weights of a type in `rounds` rounds in registers, as a measure of the
+  /// machine: float products, or for packed types products of blocks, scaled and added.
+  double (*peak)(WeightType type, int rounds);
 };
 
-/// The sets that this machine runs, the fastest first. The last one runs everywhere. The only way to a set: it fills
-/// what they share.
+/// The sets that this machine runs, the fastest first. The last one runs everywhere.
 std::span<const Kernels* const> available_kernels();
 
 }  // namespace lookahead::engines

@@ -24,10 +24,6 @@ constexpr int default_context = 4096, most_rows = 4096, most_threads = 256;
 
 std::size_t size(int n) { return static_cast<std::size_t>(n); }
 
-/// From a row of activations to the next: a cache line more than whole blocks, or rows would compete for the same
-/// places in the cache where their length is a power of two.
-constexpr std::size_t row_stride(int n) { return padded(n) + 16; }
-
 /// Names an option as a program and as the user of an example gives it.
 int bounded(int value, int least, int most, const char* option, const char* on_command_line = "") {
   if (value < least || value > most)
@@ -90,17 +86,18 @@ struct LlamaEngine::State {
   }
 
   /// Cuts the outputs of matrices into tasks, the same ones whatever the number of rows: 4 or more for each thread, so
-  /// that none waits for long, of 8 to 256 outputs. A thread's next task mostly lies where its last one ended, so what
-  /// a task fetches ahead is what its thread needs.
+  /// that none waits for long, of whole blocks and about 8 to 256 outputs. A thread's next task mostly lies where its
+  /// last one ended, so what a task fetches ahead is what its thread needs.
   template <class Task>
   void for_outputs(int outputs, Task task) {
-    const int threads = workers.size();
+    const int threads = workers.size(), pieces = (outputs + block_size - 1) / block_size;
     const int each = std::max(std::clamp(outputs / (8 * threads), 1, 4), outputs / (256 * threads));
     const int tasks = threads * each;
-    const int piece = ((outputs + tasks - 1) / tasks + 7) / 8 * 8;
     workers.run(tasks, [&](int i, int) {
-      const int first = (i % threads * each + i / threads) * piece;
-      if (first < outputs) task(first, std::min(first + piece, outputs));
+      const int task_of = i % threads * each + i / threads;
+      const int first = task_of * pieces / tasks * block_size;
+      const int last = std::min((task_of + 1) * pieces / tasks * block_size, outputs);
+      if (first < last) task(first, last);
     });
   }
 };
@@ -179,12 +176,13 @@ void LlamaEngine::State::evaluate(std::span<const token_type> tokens, const Toke
   const std::span<const std::int32_t> wanted = tree == nullptr ? std::span<const std::int32_t>{} : tree->wanted();
 
   const auto add_and_normalise = [&](int r, const float* norm) {
-    kernels.add_and_normalise(x + size(r) * width, delta + size(r) * width, norm, w.epsilon, w.width,
-                              normed + size(r) * width);
+    float* const out = normed + size(r) * width;
+    kernels.add_and_normalise(x + size(r) * width, delta + size(r) * width, norm, w.epsilon, w.width, out);
+    if (w.packed) kernels.quantise(out, 0, w.width, w.width);
   };
   workers.run(rows, [&](int r, int) {
     std::memset(x + size(r) * width, 0, width * sizeof(float));
-    kernels.decode(w.embedding, tokens[size(r)], delta + size(r) * width);
+    w.embed(tokens[size(r)], delta + size(r) * width);
     add_and_normalise(r, w.layers[0].attention_norm);
   });
   for (std::size_t l = 0; l < w.layers.size(); ++l) {
@@ -210,6 +208,10 @@ void LlamaEngine::State::evaluate(std::span<const token_type> tokens, const Toke
       const int first = task / w.key_heads * tile;
       attend(i, task % w.key_heads, first, std::min(first + tile, rows), tree, scratch[size(thread)]);
     });
+    if (w.packed)
+      workers.run(rows, [&](int r, int) {
+        kernels.quantise(attended + size(r) * queries, 0, w.heads * w.head, w.heads * w.head);
+      });
     for_outputs(layer.output.outputs, [&](int first, int last) {
       kernels.multiply(layer.output, first, last, attended + 0, queries, rows, delta + 0, width);
     });
@@ -217,8 +219,11 @@ void LlamaEngine::State::evaluate(std::span<const token_type> tokens, const Toke
     for_outputs(w.feed, [&](int first, int last) {
       kernels.multiply(layer.gate, first, last, normed + 0, width, rows, hidden + 0, feed);
       kernels.multiply(layer.up, first, last, normed + 0, width, rows, up + 0, feed);
-      for (int r = 0; r < rows; ++r)
-        kernels.gate(hidden + (size(r) * feed + size(first)), up + (size(r) * feed + size(first)), last - first);
+      for (int r = 0; r < rows; ++r) {
+        float* const row = hidden + size(r) * feed;
+        kernels.gate(row + first, up + (size(r) * feed + size(first)), last - first);
+        if (w.packed) kernels.quantise(row, first, last, w.feed);
+      }
     });
     for_outputs(w.width, [&](int first, int last) {
       kernels.multiply(layer.down, first, last, hidden + 0, feed, rows, delta + 0, width);
@@ -350,8 +355,11 @@ const float* LlamaEngine::State::logits_of(int row) const {
 }
 
 LlamaEngine::LlamaEngine(const GgufFile& file, const LlamaOptions& options)
-    : state_(std::make_unique<State>(
-          std::make_shared<const LlamaWeights>(file, options.weights, resolved_threads(options.threads)), options)) {}
+    : state_([&] {
+        const auto weights = std::make_shared<LlamaWeights>(file);
+        weights->arrange(options.weights, resolved_threads(options.threads));
+        return std::make_unique<State>(weights, options);
+      }()) {}
 LlamaEngine::LlamaEngine(std::unique_ptr<State> state) : state_(std::move(state)) {}
 LlamaEngine::LlamaEngine(LlamaEngine&&) noexcept = default;
 LlamaEngine& LlamaEngine::operator=(LlamaEngine&&) noexcept = default;

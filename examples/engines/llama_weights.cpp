@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 
 #include "engines/workers.hpp"
 
@@ -50,38 +51,69 @@ const float* LlamaWeights::vector(const std::string& name, int n) {
   return reinterpret_cast<const float*>(t.data.data());  // aligned: offsets are multiples of 8
 }
 
-/// Stores matrices in another type; their bytes stay in `converted_`.
-void LlamaWeights::convert(std::span<Matrix* const> matrices, WeightType type, int threads) {
-  Workers workers(threads);
-  std::size_t bytes = 0;
-  const auto needed = [&](const Matrix& m) {  // whole cache lines
-    return m.type == type ? 0 : (row_bytes(type, size(m.columns)) * size(m.outputs) + 63) / 64 * 64;
-  };
-  for (const Matrix* m : matrices) bytes += needed(*m);
-  converted_ = Floats(bytes / sizeof(float), true);
-  auto* to = reinterpret_cast<std::byte*>(converted_ + 0);
-  for (Matrix* m : matrices) {
-    if (m->type == type) continue;
-    if (size(m->columns) % block_numbers(type) != 0)
-      throw InvalidArgument(
-          "rows of " + std::to_string(m->columns) + " weights cannot become " + weight_type_name(type) +
-          ", which packs " + std::to_string(block_numbers(type)) +
-          " at a time; give F32, F16 or BF16 in LlamaOptions::weights, on a command line with --weights");
-    const std::size_t stride = row_bytes(type, size(m->columns));
-    workers.run((m->outputs + 63) / 64, [&](int task, int) {
-      std::vector<float> row(size(m->columns));
-      for (int o = task * 64; o < std::min(task * 64 + 64, m->outputs); ++o) {
-        decode_row(m->type, m->data + size(o) * m->stride, row.size(), row.data());
-        encode_row(type, row.data(), row.size(), to + size(o) * stride);
-      }
-    });
-    const std::size_t used = needed(*m);
-    *m = {to, stride, type, m->outputs, m->columns};
-    to += used;
+void LlamaWeights::embed(std::int32_t token, float* out) const {
+  const std::size_t columns = size(embedding.columns), some = block_numbers(type_of(embedding));
+  decode_row(embedding.type, embedding.data + size(token) * embedding.stride, columns, out);
+  if (type_of(embedding) == embedding.type) return;
+  std::byte block[128];
+  for (std::size_t i = 0; i < columns; i += some) {
+    encode_row(type_of(embedding), out + i, some, block);
+    decode_row(type_of(embedding), block, some, out + i);
   }
 }
 
-LlamaWeights::LlamaWeights(const GgufFile& source, std::optional<WeightType> type, int threads) : file(source) {
+void LlamaWeights::arrange(std::optional<WeightType> type, int threads) {
+  type_ = type;
+  std::vector<Matrix*> matrices{&output};
+  for (LlamaLayer& l : layers)
+    for (Matrix* m : {&l.query, &l.key, &l.value, &l.output, &l.gate, &l.up, &l.down}) matrices.push_back(m);
+  const auto is_packed = [](WeightType t) { return block_numbers(t) > 1; };
+  std::erase_if(matrices, [&](Matrix* m) { return m->type == type_of(*m) && !is_packed(m->type); });
+  std::size_t bytes = 0;
+  const auto needed = [&](const Matrix& m) {  // whole cache lines; packed rows come in groups
+    const std::size_t group = is_packed(type_of(m)) ? interleaved : 1;
+    return (row_bytes(type_of(m), size(m.columns)) * ((size(m.outputs) + group - 1) / group * group) + 63) / 64 * 64;
+  };
+  for (const Matrix* m : matrices) {
+    const WeightType to = type_of(*m);
+    if (size(m->columns) % block_numbers(to) != 0)
+      throw InvalidArgument(
+          "rows of " + std::to_string(m->columns) + " weights cannot become " + weight_type_name(to) +
+          ", which packs " + std::to_string(block_numbers(to)) +
+          " at a time; give F32, F16 or BF16 in LlamaOptions::weights, on a command line with --weights");
+    packed = packed || is_packed(to);
+    bytes += needed(*m);
+  }
+  arranged_ = Floats(bytes / sizeof(float), true);
+  auto* to = reinterpret_cast<std::byte*>(arranged_ + 0);
+  Workers workers(threads);
+  for (Matrix* m : matrices) {
+    const Matrix from = *m;
+    *m = {to, row_bytes(type_of(from), size(from.columns)), type_of(from), from.outputs, from.columns};
+    workers.run((from.outputs + interleaved - 1) / interleaved, [&](int task, int) {
+      const int first = task * interleaved, rows = std::min(interleaved, from.outputs - first);
+      const std::byte* source = from.data + size(first) * from.stride;
+      std::byte* const target = to + size(first) * m->stride;
+      std::vector<std::byte> converted;
+      if (m->type != from.type) {
+        std::vector<float> row(size(from.columns));
+        converted.resize(size(rows) * m->stride);
+        for (int r = 0; r < rows; ++r) {
+          decode_row(from.type, source + size(r) * from.stride, row.size(), row.data());
+          encode_row(m->type, row.data(), row.size(), converted.data() + size(r) * m->stride);
+        }
+        source = converted.data();
+      }
+      if (is_packed(m->type))
+        interleave(m->type, source, rows, size(from.columns), target);
+      else
+        std::memcpy(target, source, size(rows) * m->stride);
+    });
+    to += needed(*m);
+  }
+}
+
+LlamaWeights::LlamaWeights(const GgufFile& source) : file(source) {
   const auto architecture = file.text("general.architecture");
   if (architecture != "llama")
     file.fail("has the architecture '" + std::string(architecture.value_or("(none)").substr(0, 64)) +
@@ -137,15 +169,6 @@ LlamaWeights::LlamaWeights(const GgufFile& source, std::optional<WeightType> typ
     if (!used_.contains(t.name))
       file.fail("has the tensor '" + std::string(t.name.substr(0, 64)) +
                 "', which is no part of a Llama model; results would be wrong without it; use another model");
-
-  if (!type) return;
-  const bool tied = output.data == embedding.data;
-  std::vector<Matrix*> matrices{&embedding};
-  if (!tied) matrices.push_back(&output);
-  for (LlamaLayer& l : layers)
-    for (Matrix* m : {&l.query, &l.key, &l.value, &l.output, &l.gate, &l.up, &l.down}) matrices.push_back(m);
-  convert(matrices, *type, threads);
-  if (tied) output = embedding;
 }
 
 }  // namespace lookahead::engines

@@ -22,13 +22,20 @@ struct LlamaLayer {
 };
 
 /// The sizes and weights of a model, checked: shapes fit, nothing is missing, nothing is left over. Weights lie in the
-/// file, which it shares, or in memory where they were converted.
+/// file, which it shares, until they are arranged.
 struct LlamaWeights {
-  /// Converts all matrices to `type` on so many threads; nothing: they stay as they are. Throws `ModelFileError` where
-  /// the file is no complete Llama model, `InvalidArgument` where rows do not fill the blocks of `type`.
-  explicit LlamaWeights(const GgufFile& source, std::optional<WeightType> type = {}, int threads = 1);
+  /// Throws `ModelFileError` where the file is no complete Llama model.
+  explicit LlamaWeights(const GgufFile& source);
   LlamaWeights(const LlamaWeights&) = delete;
   LlamaWeights& operator=(const LlamaWeights&) = delete;
+
+  /// Converts the weights to `type` (nothing: they stay as they are) and interleaves packed ones, on so many threads:
+  /// all matrices but the embedding are then as `Kernels::multiply` takes them. Types of single numbers that the file
+  /// already has stay in the file. Call it once. Throws `InvalidArgument` where rows do not fill the blocks of `type`.
+  void arrange(std::optional<WeightType> type, int threads);
+
+  /// out[0..width) = the embedding of a token, in the type that the weights were converted to.
+  void embed(std::int32_t token, float* out) const;
 
   GgufFile file;
   int width = 0, feed = 0, context = 0, vocabulary = 0;
@@ -36,7 +43,8 @@ struct LlamaWeights {
   int head = 0, rope = 0;        ///< numbers of a head, and how many of them are rotated
   float epsilon = 0;
   double frequency_base = 0;
-  Matrix embedding, output;
+  bool packed = false;       ///< whether any matrix has a packed type
+  Matrix embedding, output;  ///< the embedding in rows, as a file stores it
   const float *output_norm = nullptr, *frequency_factors = nullptr;
   std::vector<LlamaLayer> layers;
 
@@ -45,10 +53,11 @@ struct LlamaWeights {
   const GgufTensor& tensor(const std::string& name, int columns, int rows);
   Matrix matrix(const std::string& name, int columns, int rows);
   const float* vector(const std::string& name, int n);
-  void convert(std::span<Matrix* const> matrices, WeightType type, int threads);
+  [[nodiscard]] WeightType type_of(const Matrix& m) const { return type_.value_or(m.type); }
 
   std::unordered_set<std::string_view> used_;
-  Floats converted_;
+  std::optional<WeightType> type_;
+  Floats arranged_;
 };
 
 }  // namespace lookahead::engines

@@ -157,4 +157,18 @@ void encode_row(WeightType type, const float* numbers, std::size_t columns, std:
   }
 }
 
+void interleave(WeightType type, const std::byte* from, int rows, std::size_t columns, std::byte* to) {
+  const std::size_t blocks = columns / 32, bytes = block_bytes(type), halves = type == WeightType::q4_1 ? 2 : 1;
+  const std::size_t words = (bytes - 2 * halves) / 4;
+  std::byte* const scales = to + blocks * words * 4 * interleaved;
+  std::memset(to, 0, blocks * bytes * interleaved);
+  for (std::size_t r = 0; r < static_cast<std::size_t>(rows); ++r)
+    for (std::size_t b = 0; b < blocks; ++b, from += bytes) {
+      for (std::size_t h = 0; h < halves; ++h)
+        std::memcpy(scales + ((b * halves + h) * interleaved + r) * 2, from + 2 * h, 2);
+      for (std::size_t w = 0; w < words; ++w)
+        std::memcpy(to + ((b * words + w) * interleaved + r) * 4, from + 2 * halves + 4 * w, 4);
+    }
+}
+
 }  // namespace lookahead::engines

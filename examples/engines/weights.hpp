@@ -35,4 +35,12 @@ void decode_row(WeightType type, const std::byte* row, std::size_t columns, floa
 /// infinity); quantised types choose the scale by the largest magnitude in a block.
 void encode_row(WeightType type, const float* numbers, std::size_t columns, std::byte* row);
 
+/// Rows of packed weights that lie together once interleaved.
+inline constexpr int interleaved = 16;
+
+/// Rearranges `rows` rows of packed weights, at most `interleaved`, so that vectors hold numbers of different rows:
+/// for each block and each four bytes of its numbers, those four of every row; behind all blocks, for each, the scales
+/// d of every row (Q4_1: then the offsets m). It takes `interleaved` times the bytes of a row; absent rows stay zeros.
+void interleave(WeightType type, const std::byte* from, int rows, std::size_t columns, std::byte* to);
+
 }  // namespace lookahead::engines
