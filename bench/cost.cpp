@@ -3,6 +3,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
@@ -50,7 +51,7 @@ double seconds(const std::function<void()>& work) {
   return now() - start;
 }
 
-/// Memory in large pages where there are any, as the engine's converted weights have it.
+/// Memory in large pages where there are any, as the engine's arranged weights have it.
 std::unique_ptr<std::uint64_t[], decltype(&std::free)> numbers(std::size_t count) {
   constexpr std::size_t page = std::size_t{1} << 21;
   const std::size_t bytes = (count * sizeof(std::uint64_t) + page - 1) / page * page;
@@ -68,28 +69,39 @@ double quantile(std::vector<double> values, double q) {
   return values[static_cast<std::size_t>(q * static_cast<double>(values.size() - 1) + 0.5)];
 }
 
-void on_threads(int threads, const std::function<void(int)>& work) {
+/// The time of work on all threads, from when all of them run: a new thread may wait milliseconds for its core.
+double seconds_on(int threads, const std::function<void(int)>& work) {
+  std::atomic<int> missing = threads;
+  const auto start = [&] {
+    for (--missing; missing != 0;) {
+    }
+  };
   std::vector<std::thread> others;
-  for (int t = 1; t < threads; ++t) others.emplace_back(work, t);
-  work(0);
-  for (std::thread& t : others) t.join();
+  for (int t = 1; t < threads; ++t)
+    others.emplace_back([&, t] {
+      start();
+      work(t);
+    });
+  start();
+  return seconds([&] {
+    work(0);
+    for (std::thread& t : others) t.join();
+  });
 }
 
 /// Bytes a second that all threads read together from `memory`, which is as large as the weights: what part of them the
 /// caches hold must count on both sides.
 double read_bandwidth(std::span<const std::uint64_t> memory, int threads) {
   const std::size_t share = memory.size() / static_cast<std::size_t>(threads) / 8 * 8;
-  const double time = seconds([&] {
-    on_threads(threads, [&](int t) {
-      const std::uint64_t* const from = memory.data() + static_cast<std::size_t>(t) * share;
-      std::uint64_t sums[8] = {};
-      for (std::size_t i = 0; i < share; i += 8) {
-        __builtin_prefetch(from + i + 4096, 0, 2);  // as the engine does, or its reading would beat the limit
-        for (std::size_t l = 0; l < 8; ++l) sums[l] += from[i + l];
-      }
-      volatile std::uint64_t keep = sums[0] ^ sums[1] ^ sums[2] ^ sums[3] ^ sums[4] ^ sums[5] ^ sums[6] ^ sums[7];
-      static_cast<void>(keep);
-    });
+  const double time = seconds_on(threads, [&](int t) {
+    const std::uint64_t* const from = memory.data() + static_cast<std::size_t>(t) * share;
+    std::uint64_t sums[8] = {};
+    for (std::size_t i = 0; i < share; i += 8) {
+      __builtin_prefetch(from + i + 4096, 0, 2);  // as the engine does, or its reading would beat the limit
+      for (std::size_t l = 0; l < 8; ++l) sums[l] += from[i + l];
+    }
+    volatile std::uint64_t keep = sums[0] ^ sums[1] ^ sums[2] ^ sums[3] ^ sums[4] ^ sums[5] ^ sums[6] ^ sums[7];
+    static_cast<void>(keep);
   });
   return static_cast<double>(share * static_cast<std::size_t>(threads) * sizeof(std::uint64_t)) / time;
 }
@@ -97,8 +109,8 @@ double read_bandwidth(std::span<const std::uint64_t> memory, int threads) {
 /// Multiply-adds a second with weights of a type, in the registers of all threads.
 double peak(const Kernels& kernels, WeightType type, int threads) {
   std::vector<double> done(static_cast<std::size_t>(threads));
-  const double time = seconds(
-      [&] { on_threads(threads, [&](int t) { done[static_cast<std::size_t>(t)] = kernels.peak(type, 500'000); }); });
+  const double time =
+      seconds_on(threads, [&](int t) { done[static_cast<std::size_t>(t)] = kernels.peak(type, 500'000); });
   double all = 0;
   for (const double d : done) all += d;
   return all / time;
@@ -172,12 +184,11 @@ int run(int argc, char** argv) {
       "The time T(rows) of a forward pass, all rows wanted, and its ratio to the larger of two limits of this machine, "
       "measured in the same run: bytes of weights / read bandwidth, and rows x multiply-adds / their peak in "
       "registers. "
-      "That is the peak of float products; of packed weights, the peak of integer products with a scale for each 32. "
-      "(Attention is floats in all types.) Choosing tokens is not part of it. By default on the bundled model, "
-      "inflated "
-      "to 0.3B parameters. With --as-it-is, llama.cpp's times on the same file follow, where it was found when this "
-      "was "
-      "built."};
+      "That is the peak of float products, and for packed weights the peak of integer products with a scale for each "
+      "32. (Attention is floats in all types.) Choosing tokens is not part of it. By default on the bundled model, "
+      "inflated to 0.3B parameters. With --as-it-is, llama.cpp's times on the same file follow, where it was found "
+      "when "
+      "this was built."};
   std::string model = "examples/models/cpython-6m-q8_0.gguf", set;
   std::vector<std::string> types = {"F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "F32"};
   std::vector<int> rows = {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64};
@@ -196,7 +207,7 @@ int run(int argc, char** argv) {
       ->capture_default_str();
   app.add_flag("--cpu-time", processor_time,
                "Measure the processor's time, not the clock's, where others use the machine; with --threads 1 only");
-  app.add_option("--kernels", set, "avx512, avx2 or portable; the fastest by default");
+  app.add_option("--kernels", set, "avx512 (with VNNI), avx2 or portable; the fastest by default");
   CLI11_PARSE(app, argc, argv);
 
   if (processor_time && threads != 1) {

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "engines/gguf.hpp"
-#include "engines/llama_engine.hpp"
+#include "engines/llama_weights.hpp"
 #include "engines/weights.hpp"
 
 #include "lookahead/adapters/torch.hpp"
@@ -25,19 +25,13 @@ class TorchLlamaImpl : public torch::nn::Module {
  public:
   /// Throws `ModelFileError` where the file is no complete Llama model.
   explicit TorchLlamaImpl(const engines::GgufFile& file) {
-    const engines::LlamaEngine check(file, {.context = 1, .max_rows = 1, .threads = 1});
-    const auto integer = [&](const char* key, std::int64_t otherwise) {
-      return file.integer(std::string("llama.") + key).value_or(otherwise);
-    };
-    const std::int64_t width = integer("embedding_length", 0);
-    heads_ = integer("attention.head_count", 0);
-    key_heads_ = integer("attention.head_count_kv", heads_);
-    head_ = integer("attention.key_length", width / heads_);
-    epsilon_ = file.number("llama.attention.layer_norm_rms_epsilon").value_or(0);
-    const std::int64_t rope = integer("rope.dimension_count", head_);
-    const double base = file.number("llama.rope.freq_base").value_or(10000);
-    torch::Tensor frequencies =
-        torch::pow(base, torch::arange(0, rope, 2, torch::kFloat64) / static_cast<double>(-rope));
+    const engines::LlamaWeights model(file);
+    heads_ = model.heads;
+    key_heads_ = model.key_heads;
+    head_ = model.head;
+    epsilon_ = static_cast<double>(model.epsilon);
+    torch::Tensor frequencies = torch::pow(
+        model.frequency_base, torch::arange(0, model.rope, 2, torch::kFloat64) / static_cast<double>(-model.rope));
     if (file.find("rope_freqs.weight") != nullptr) frequencies = frequencies / decode(file, "rope_freqs.weight");
     frequencies_ = register_buffer("frequencies", frequencies);
 
@@ -50,7 +44,7 @@ class TorchLlamaImpl : public torch::nn::Module {
     embedding_ = weight("token_embd.weight");
     output_ = file.find("output.weight") != nullptr ? weight("output.weight") : embedding_;
     output_norm_ = weight("output_norm.weight");
-    for (std::int64_t i = 0; i < integer("block_count", 0); ++i) {
+    for (std::size_t i = 0; i < model.layers.size(); ++i) {
       const std::string block = "blk." + std::to_string(i) + ".";
       const auto of = [&](const char* name) { return weight(block + name + ".weight"); };
       layers_.push_back({of("attn_norm"), of("attn_q"), of("attn_k"), of("attn_v"), of("attn_output"), of("ffn_norm"),

@@ -517,7 +517,7 @@ TEST_CASE("an inflated model writes the same text, and weights are converted whe
   };
   CHECK(with({"--inflate", "1024,7,1024"}).at("text") == text);
   CHECK(with({"--inflate", "9,9,9", "--inflate", "0,8,0"}).at("text") == text);
-  CHECK(with({"--weights", "F32"}).at("text") == text);
+  CHECK(with({"--weights", "Q8_0"}).at("text") == text);
   CHECK(shell(generate({"--weights", "f16", "--weights", "q4_0", "--plain", "--max-tokens", "1", code}))
             .out.find("parameters, weights in Q4_0:") != std::string::npos);
 

@@ -346,13 +346,23 @@ TEST_CASE("random damage never does more than throw") {
   for (const GgufTensor& t : file.tensors()) bytes += t.data.size();
   fuzz(model, header - bytes, 10000, 1);
   // Away from the tokenizer, so that sizes and shapes are hit often.
-  GgufWriter bare;
-  const TinyLlama shape{
-      .vocabulary = 3, .width = 8, .layers = 1, .heads = 2, .key_heads = 1, .head = 4, .feed = 8, .context = 16};
-  lookahead::testing::add_keys(bare, shape);
-  lookahead::testing::add_tensors(bare, shape);
-  const Image small = bare.finish();
-  fuzz(small, small.size(), 20000, 2);
+  for (const bool packed : {false, true}) {
+    GgufWriter bare;
+    const int width = packed ? 32 : 8;
+    const TinyLlama shape{.vocabulary = 3,
+                          .width = width,
+                          .layers = 1,
+                          .heads = 2,
+                          .key_heads = 1,
+                          .head = width / 2,
+                          .feed = width,
+                          .context = 16,
+                          .type = packed ? WeightType::q4_1 : WeightType::f32};
+    lookahead::testing::add_keys(bare, shape);
+    lookahead::testing::add_tensors(bare, shape);
+    const Image small = bare.finish();
+    fuzz(small, small.size(), packed ? 5000 : 20000, 2);
+  }
 }
 
 TEST_CASE("numbers survive each weight type as well as it allows") {

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "engines/gguf_writer.hpp"
 #include "engines/inflate.hpp"
 #include "engines/llama_engine.hpp"
 #include "files.hpp"
@@ -128,6 +129,28 @@ TEST_CASE("sizes that do not fit are refused") {
   CHECK_THROWS_AS(inflate(GgufFile(GgufWriter{}.finish()), {}), ModelFileError);
 }
 
+// A file whose matrices are stored in another type.
+GgufFile converted(const GgufFile& from, WeightType type) {
+  GgufWriter writer;
+  for (const GgufEntry& entry : from.entries()) writer.raw(entry.key, entry.type, entry.bytes);
+  for (const GgufTensor& t : from.tensors()) {
+    const std::size_t shape[] = {t.shape[0], t.shape[1]};
+    if (t.rows() == 1) {
+      writer.tensor(std::string(t.name), t.type, std::span(shape, 1), {t.data.begin(), t.data.end()});
+      continue;
+    }
+    const std::size_t before = row_bytes(t.type, t.shape[0]), after = row_bytes(type, t.shape[0]);
+    std::vector<std::byte> data(after * t.rows());
+    std::vector<float> row(t.shape[0]);
+    for (std::size_t r = 0; r < t.rows(); ++r) {
+      decode_row(t.type, t.data.data() + r * before, row.size(), row.data());
+      encode_row(type, row.data(), row.size(), data.data() + r * after);
+    }
+    writer.tensor(std::string(t.name), type, std::span(shape), std::move(data));
+  }
+  return GgufFile(writer.finish());
+}
+
 TEST_CASE("weights that are converted at load are those of a converted file") {
   const std::vector<std::int32_t> text = random_text(20, 300);
   const GgufFile exact(tiny_llama({}));
@@ -138,6 +161,9 @@ TEST_CASE("weights that are converted at load are those of a converted file") {
       const std::vector<float> expected = all_logits(stored, text, {.context = 64});
       CHECK(all_logits(wide, text, {.context = 64, .weights = type}) == expected);
       CHECK(all_logits(stored, text, {.context = 64, .weights = type}) == expected);
+      for (const WeightType other : {WeightType::f16, WeightType::q8_0, WeightType::q4_0})
+        CHECK(all_logits(stored, text, {.context = 64, .weights = other}) ==
+              all_logits(converted(stored, other), text, {.context = 64}));
     }
   CHECK_THROWS_WITH_AS(LlamaEngine(GgufFile(tiny_llama({.feed = 43})), {.weights = WeightType::q8_0}),
                        doctest::Contains("rows of 43 weights cannot become Q8_0"), InvalidArgument);

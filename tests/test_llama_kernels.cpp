@@ -28,7 +28,7 @@ struct Weights {
     for (std::size_t o = 0; o < rows; ++o)
       encode_row(type, normal_numbers(random, n).data(), n, stored.data() + o * stride);
     arranged = stored;
-    if (block_numbers(type) > 1) {
+    if (is_packed(type)) {
       arranged.resize((rows + together - 1) / together * together * stride);
       for (int o = 0; o < outputs; o += interleaved)
         interleave(type, stored.data() + static_cast<std::size_t>(o) * stride, std::min(interleaved, outputs - o), n,
@@ -114,13 +114,46 @@ TEST_CASE("products of packed weights are exact integers within a block, at the 
       }
 }
 
+TEST_CASE("activations at the ends of what floats hold") {
+  std::mt19937 random(9);
+  const float infinity = std::numeric_limits<float>::infinity(), nothing = std::numeric_limits<float>::quiet_NaN();
+  for (const Kernels* kernels : available_kernels())
+    for (const WeightType type : {WeightType::q8_0, WeightType::q4_0, WeightType::q4_1}) {
+      INFO(kernels->name, " ", weight_type_name(type));
+      const Weights w(type, 16, 96, random);
+      const auto product = [&](const std::vector<float>& middle) {  // of a row whose second block is given
+        std::vector<float> x(row_stride(96)), y(16);
+        std::fill_n(x.begin(), 96, 1.0F);
+        std::copy(middle.begin(), middle.end(), x.begin() + 32);
+        kernels->quantise(x.data(), 0, 96, 96);
+        kernels->multiply(w.matrix, 0, 16, x.data(), x.size(), 1, y.data(), 16);
+        return y;
+      };
+      const std::vector<float> without = product(std::vector<float>(32, 0.0F));
+      for (const float tiny : {1e-30F, 1e-38F, 1e-45F, -1e-40F})
+        CHECK(product(std::vector<float>(32, tiny)) == without);
+      for (const float end : {infinity, -infinity, nothing, -nothing})
+        for (const std::size_t place : {0U, 13U, 31U}) {
+          std::vector<float> middle(32, 2.0F);
+          middle[place] = end;
+          for (const float y : product(middle)) CHECK(!std::isfinite(y));
+        }
+      const float most = std::numeric_limits<float>::max() / 65536;  // products of a block must not overflow
+      std::vector<float> middle(32, 0.0F);
+      middle[3] = most;
+      const std::vector<float> large = product(middle);
+      for (int o = 0; o < 16; ++o)
+        CHECK(std::abs(large[static_cast<std::size_t>(o)] - w.row(o)[35] * most) <= 1e-5F * most);
+    }
+}
+
 TEST_CASE("products do not depend on the other rows and outputs of a call") {
   std::mt19937 random(2);
   for (const Kernels* kernels : available_kernels())
     for (const WeightType type :
          {WeightType::f32, WeightType::f16, WeightType::bf16, WeightType::q8_0, WeightType::q4_0, WeightType::q4_1})
       for (const int columns : {32, 1056, 45, 4128}) {
-        const bool packed = block_numbers(type) > 1;
+        const bool packed = is_packed(type);
         if (columns % 32 != 0 && packed) continue;
         INFO(kernels->name, " ", weight_type_name(type), " ", columns);
         constexpr int outputs = 37;

@@ -79,6 +79,7 @@ TEST_CASE("lookahead decoding equals plain decoding, in the file's own types and
       CHECK(text == expected);
       tokens += run.tokens;
       steps += run.steps;
+      // In the file's own types "The" and "L" are a near tie, here as in llama.cpp.
       if (weights && &prompt == &prompts[2]) CHECK(tokenizer.decode(text) == "The capital of France is Paris.");
     }
     CHECK(steps < tokens);

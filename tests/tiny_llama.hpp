@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
@@ -17,7 +18,8 @@ struct TinyLlama {
   int vocabulary = 300, width = 64, layers = 2, heads = 4, key_heads = 2, head = 16, feed = 96, context = 256;
   engines::WeightType type = engines::WeightType::f32;
   bool tied = true;
-  int distinct = 1 << 20;  // rows of a matrix repeat after so many
+  std::optional<engines::WeightType> down = {};  // the type of the down-projections, if it is another
+  int distinct = 1 << 20;                        // rows of a matrix repeat after so many
   unsigned seed = 1;
 };
 
@@ -98,8 +100,9 @@ inline void add_tensors(engines::GgufWriter& file, const TinyLlama& m) {
     }
     file.tensor(name, type, std::span(shape, rows == 1 ? 1 : 2), std::move(data));
   };
-  const auto matrix = [&](const std::string& name, int columns, int rows) {
-    put(name, m.type, columns, rows, 0.0F, 1.5F / std::sqrt(static_cast<float>(columns)));
+  const auto matrix = [&](const std::string& name, int columns, int rows,
+                          std::optional<engines::WeightType> type = {}) {
+    put(name, type.value_or(m.type), columns, rows, 0.0F, 1.5F / std::sqrt(static_cast<float>(columns)));
   };
   const auto norm = [&](const std::string& name) { put(name, engines::WeightType::f32, m.width, 1, 1.0F, 0.2F); };
   matrix("token_embd.weight", m.width, m.vocabulary);
@@ -115,7 +118,7 @@ inline void add_tensors(engines::GgufWriter& file, const TinyLlama& m) {
     norm(block + "ffn_norm.weight");
     matrix(block + "ffn_gate.weight", m.width, m.feed);
     matrix(block + "ffn_up.weight", m.width, m.feed);
-    matrix(block + "ffn_down.weight", m.feed, m.width);
+    matrix(block + "ffn_down.weight", m.feed, m.width, m.down);
   }
 }
 

@@ -1,6 +1,6 @@
 #pragma once
 /// @file floats.hpp
-/// Memory for activations, the cache and converted weights.
+/// Memory for activations, the cache and arranged weights.
 
 #include <cstddef>
 #include <cstdint>

@@ -2,7 +2,6 @@
 // else: a copy of it compiled for a newer processor could end up in code that runs on an older one.
 #include "engines/kernels.hpp"
 
-#include <cmath>
 #include <cstring>
 
 #if defined(__AVX2__)
@@ -43,6 +42,8 @@ typedef float F __attribute__((vector_size(4 * lanes)));
 typedef std::int32_t I __attribute__((vector_size(4 * lanes)));
 
 std::size_t size(int n) { return static_cast<std::size_t>(n); }
+/// What padded(n) is, which is an inline function of others.
+std::size_t whole_blocks(int n) { return size((n + block_size - 1) / block_size * block_size); }
 
 template <class T>
 LOOKAHEAD_INLINE T load(const void* from) {
@@ -56,7 +57,7 @@ LOOKAHEAD_INLINE void store(float* to, F value) { std::memcpy(to, &value, sizeof
 LOOKAHEAD_INLINE F broadcast(float value) { return value - F{}; }
 #if defined(__AVX512F__)
 #define LOOKAHEAD_REGISTER "+v"
-#elif defined(__AVX2__)
+#elif defined(__x86_64__)
 #define LOOKAHEAD_REGISTER "+x"
 #else
 #define LOOKAHEAD_REGISTER "+m"
@@ -113,7 +114,7 @@ template <bool bytes>
 LOOKAHEAD_INLINE F total(Dots dots, std::int32_t minus_8_sum) {
   return _mm512_cvtepi32_ps((__m512i)(dots + (bytes ? minus_8_sum * 16 : minus_8_sum)));
 }
-LOOKAHEAD_INLINE float largest(F a) { return _mm512_reduce_max_ps(a); }
+LOOKAHEAD_INLINE std::int32_t largest(I a) { return _mm512_reduce_max_epi32((__m512i)a); }
 LOOKAHEAD_INLINE std::int32_t sum(I a) { return _mm512_reduce_add_epi32((__m512i)a); }
 LOOKAHEAD_INLINE void store_bytes(std::byte* to, I a) {
   const __m128i bytes = _mm512_cvtepi32_epi8((__m512i)a);
@@ -160,10 +161,10 @@ LOOKAHEAD_INLINE F total(Dots dots, std::int32_t minus_8_sum) {
   const I sums = bytes ? dots : (I)_mm256_madd_epi16((__m256i)dots, _mm256_set1_epi16(1)) + minus_8_sum;
   return _mm256_cvtepi32_ps((__m256i)sums);
 }
-LOOKAHEAD_INLINE float largest(F a) {
-  __m128 m = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
-  m = _mm_max_ps(m, _mm_movehl_ps(m, m));
-  return _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m)));
+LOOKAHEAD_INLINE std::int32_t largest(I a) {
+  __m128i m = _mm_max_epi32(_mm256_castsi256_si128((__m256i)a), _mm256_extracti128_si256((__m256i)a, 1));
+  m = _mm_max_epi32(m, _mm_unpackhi_epi64(m, m));
+  return _mm_cvtsi128_si32(_mm_max_epi32(m, _mm_shuffle_epi32(m, 1)));
 }
 LOOKAHEAD_INLINE std::int32_t sum(I a) {
   const __m256i b = _mm256_hadd_epi32((__m256i)a, (__m256i)a), c = _mm256_hadd_epi32(b, b);
@@ -210,9 +211,9 @@ template <bool bytes>
 LOOKAHEAD_INLINE F total(Dots dots, std::int32_t minus_8_sum) {
   return bytes ? dots : dots + static_cast<float>(minus_8_sum);
 }
-LOOKAHEAD_INLINE float largest(F a) {
-  const F b = a > F{a[2], a[3], a[0], a[1]} ? a : F{a[2], a[3], a[0], a[1]};
-  return b[0] > b[1] ? b[0] : b[1];
+LOOKAHEAD_INLINE std::int32_t largest(I a) {
+  const std::int32_t b = a[0] > a[1] ? a[0] : a[1], c = a[2] > a[3] ? a[2] : a[3];
+  return b > c ? b : c;
 }
 LOOKAHEAD_INLINE std::int32_t sum(I a) { return (a[0] + a[2]) + (a[1] + a[3]); }
 LOOKAHEAD_INLINE void store_bytes(std::byte* to, I a) {
@@ -425,20 +426,24 @@ constexpr int scale_at = 32;        ///< what one of them is worth, a float
 constexpr int scaled_sum_at = 36;   ///< their sum times that, a float
 constexpr int minus_8_sum_at = 40;  ///< their sum times -8, an integer
 constexpr int quantised_bytes = sizeof(float) * quantised_floats;
+static_assert(minus_8_sum_at + 4 <= quantised_bytes);
 
 void quantise(float* x, int first, int last, int n) {
-  std::byte* to = reinterpret_cast<std::byte*>(x + padded(n)) + size(first / block_size) * quantised_bytes;
+  std::byte* to = reinterpret_cast<std::byte*>(x + whole_blocks(n)) + size(first / block_size) * quantised_bytes;
   for (int i = first; i < last; i += block_size, to += quantised_bytes) {
-    F most = {};
+    I most = {};  // of the bits of magnitudes, which have the order of integers, with what is not a number at the end
     for (int v = 0; v < vectors; ++v) {
-      const F a = bits_to_float(float_to_bits(load(x + i + v * lanes)) & 0x7FFFFFFF);
-      most = a > most ? a : most;
+      const I magnitude = float_to_bits(load(x + i + v * lanes)) & 0x7FFFFFFF;
+      most = magnitude > most ? magnitude : most;
     }
-    const float end = largest(most), scale = end / 127.0F, each = end > 1e-30F ? 127.0F / end : 0.0F;
+    const std::int32_t bits = largest(most);
+    const float end = load<float>(&bits), scale = end / 127.0F;
+    const bool counts = end > 1e-30F && end < __builtin_inff();
     I sums = {};
     for (int v = 0; v < vectors; ++v) {
       // Adding 1.5 * 2^23 rounds to an integer in the low bits.
-      const I q = float_to_bits(load(x + i + v * lanes) * each + 0x1.8p23F) - float_to_bits(broadcast(0x1.8p23F));
+      const F in_steps = counts ? load(x + i + v * lanes) * (127.0F / end) : F{};
+      const I q = float_to_bits(in_steps + 0x1.8p23F) - float_to_bits(broadcast(0x1.8p23F));
       sums += q;
       store_bytes(to + v * lanes, q);
     }
@@ -464,8 +469,8 @@ template <class T, int rows>
 [[gnu::noinline]] void multiply_group(const Group& w, const std::byte* x, std::size_t ldx, float* y, std::size_t ldy) {
   constexpr bool bytes = T::parts == 1;
   for (int part = 0; part < interleaved; part += lanes) {
-    const std::byte* numbers = w.data + 4 * part;
-    const std::byte* scales = w.data + size(w.blocks) * T::bytes * interleaved + 2 * part;
+    const std::byte* scales = w.data + 2 * part;
+    const std::byte* numbers = w.data + size(w.blocks) * (T::offset ? 4 : 2) * interleaved + 4 * part;
     const std::byte* next = w.ahead + (w.end - w.ahead) * part / interleaved;
     const std::byte* const end = w.ahead + (w.end - w.ahead) * (part + lanes) / interleaved;
     const std::ptrdiff_t lines = ((end - next) / 64 + w.blocks - 1) / w.blocks;
@@ -475,10 +480,10 @@ template <class T, int rows>
       Dots dots[rows] = {};
       LOOKAHEAD_UNROLL
       for (int t = 0; t < T::bytes; t += 4, numbers += 4 * interleaved) {
-        const I both = load<I>(numbers);
+        const I word = load<I>(numbers);
         LOOKAHEAD_UNROLL
         for (int p = 0; p < T::parts; ++p) {
-          const I four = bytes ? both : (p == 0 ? both : both >> 4) & 0x0F0F0F0F;
+          const I four = bytes ? word : (p == 0 ? word : word >> 4) & 0x0F0F0F0F;
           LOOKAHEAD_UNROLL
           for (int r = 0; r < rows; ++r) {
             dots[r] = dot<bytes>(dots[r], four, I{} + load<std::int32_t>(at + size(r) * ldx + (t + 16 * p)));
@@ -520,11 +525,12 @@ void multiply_packed(const Matrix& w, int first, int last, const float* x, std::
                 last - o < interleaved ? last - o : interleaved,
                 nullptr,
                 nullptr};
+    const std::ptrdiff_t behind = o + interleaved < w.outputs ? together : 0;
     for (int r = 0, some, tile = 0; tile < tiles; ++tile, r += some) {
       some = (rows - r + tiles - tile - 1) / (tiles - tile);
-      group.ahead = group.data + together + together * tile / tiles;
-      group.end = group.data + together + together * (tile + 1) / tiles;
-      const auto* const from = reinterpret_cast<const std::byte*>(x + size(r) * ldx + padded(w.columns));
+      group.ahead = group.data + together + behind * tile / tiles;
+      group.end = group.data + together + behind * (tile + 1) / tiles;
+      const auto* const from = reinterpret_cast<const std::byte*>(x + size(r) * ldx + whole_blocks(w.columns));
       float* const to = y + size(r) * ldy + size(o);
       with_rows<packed_rows>(some,
                              [&](auto n) { multiply_group<T, n.rows>(group, from, ldx * sizeof(float), to, ldy); });
@@ -634,7 +640,8 @@ float exponentials(float* s, int n) {
   for (int i = n; i < end; ++i) s[i] = -__builtin_inff();
   F most = load(s);
   for (int i = lanes; i < end; i += lanes) most = load(s + i) > most ? load(s + i) : most;
-  const float most_of_all = largest(most);
+  float most_of_all = most[0];
+  for (int i = 1; i < lanes; ++i) most_of_all = most[i] > most_of_all ? most[i] : most_of_all;
   F sum = {};
   for (int i = 0; i < end; i += lanes) {
     const F e = exponential(load(s + i) - most_of_all);
@@ -708,7 +715,7 @@ double peak_of_blocks(int rounds) {
     LOOKAHEAD_UNROLL
     for (int r = 0; r < packed_rows; ++r) {
       hide(d);
-      sums[r] = fused(total<false>(dots[r], 0), d * d, sums[r]);
+      sums[r] = fused(total<T::parts == 1>(dots[r], 0), d * d, sums[r]);
       if (T::offset) sums[r] = fused(d, d, sums[r]);
     }
   }

@@ -29,16 +29,21 @@ constexpr std::size_t padded(int n) { return static_cast<std::size_t>((n + block
 /// A block of activations in quantised form takes the place of so many floats.
 inline constexpr int quantised_floats = 12;
 
-/// From a row of activations of n numbers to the next, in floats: whole blocks, their quantised form, and a cache line,
-/// or rows would compete for the same places in the cache where their length is a power of two.
-constexpr std::size_t row_stride(int n) { return padded(n) / block_size * (block_size + quantised_floats) + 16; }
+/// From a row of activations of n numbers to the next, in floats: whole blocks, their quantised form, all in whole
+/// cache lines, and one more, or rows would compete for the same places in the cache where their length is a power of
+/// two.
+constexpr std::size_t row_stride(int n) {
+  return (padded(n) / block_size * (block_size + quantised_floats) + 15) / 16 * 16 + 16;
+}
 
 /// One implementation of the arithmetic. Strides (`ldx`, ...) are in floats.
 struct Kernels {
   const char* name;
 
-  /// Writes the quantised form of the numbers [first, last) of a row of n, whole blocks, behind the row, at
-  /// x + padded(n): signed bytes and a scale, the largest magnitude of the block / 127.
+  /// Writes the quantised form of the numbers [first, last) of a row of n behind it, at x + padded(n): for each block
+  /// signed bytes, their scale, which is the largest magnitude / 127, and their sums. A block that holds an infinity or
+  /// no number gives products that are no numbers. Preconditions: `first` is a multiple of block_size, and `last` too
+  /// or n; the row goes on with zeros up to padded(n).
   void (*quantise)(float* x, int first, int last, int n);
 
   /// y[r * ldy + o] = w[o] . x[r], for o in [first, last) and r in [0, rows). Preconditions: single numbers meet the
@@ -68,7 +73,8 @@ struct Kernels {
   double (*peak)(WeightType type, int rounds);
 };
 
-/// The sets that this machine runs, the fastest first. The last one runs everywhere.
+/// The sets that this machine runs, the fastest first: avx512 (with VNNI: Intel from Cascade Lake and Ice Lake on, AMD
+/// from Zen 4), avx2 (with FMA and F16C), portable, which runs everywhere.
 std::span<const Kernels* const> available_kernels();
 
 }  // namespace lookahead::engines

@@ -85,19 +85,21 @@ struct LlamaEngine::State {
     return values + size(layer * weights->key_heads + key_head) * size(blocks) * block_size * size(weights->head);
   }
 
-  /// Cuts the outputs of matrices into tasks, the same ones whatever the number of rows: 4 or more for each thread, so
-  /// that none waits for long, of whole blocks and about 8 to 256 outputs. A thread's next task mostly lies where its
-  /// last one ended, so what a task fetches ahead is what its thread needs.
+  /// Cuts the outputs of matrices into tasks of whole blocks, the same ones whatever the number of rows: 4 or more for
+  /// each thread where there are so many blocks, so that none waits for long, of at most about 256 outputs. A thread's
+  /// next task mostly lies where its last one ended, so what a task fetches ahead is what its thread needs.
   template <class Task>
   void for_outputs(int outputs, Task task) {
-    const int threads = workers.size(), pieces = (outputs + block_size - 1) / block_size;
-    const int each = std::max(std::clamp(outputs / (8 * threads), 1, 4), outputs / (256 * threads));
-    const int tasks = threads * each;
-    workers.run(tasks, [&](int i, int) {
-      const int task_of = i % threads * each + i / threads;
-      const int first = task_of * pieces / tasks * block_size;
-      const int last = std::min((task_of + 1) * pieces / tasks * block_size, outputs);
-      if (first < last) task(first, last);
+    const std::int64_t threads = workers.size(), blocks_in_all = (outputs + block_size - 1) / block_size;
+    const std::int64_t each =
+        std::max(std::clamp<std::int64_t>(blocks_in_all / threads, 1, 4), blocks_in_all / (8 * threads));
+    const std::int64_t tasks = threads * each;
+    const auto begin = [&](std::int64_t t) {
+      return std::min(static_cast<int>(t * blocks_in_all / tasks) * block_size, outputs);
+    };
+    workers.run(static_cast<int>(tasks), [&](int i, int) {
+      const std::int64_t t = i % threads * each + i / threads;
+      if (begin(t) < begin(t + 1)) task(begin(t), begin(t + 1));
     });
   }
 };
@@ -357,8 +359,9 @@ const float* LlamaEngine::State::logits_of(int row) const {
 LlamaEngine::LlamaEngine(const GgufFile& file, const LlamaOptions& options)
     : state_([&] {
         const auto weights = std::make_shared<LlamaWeights>(file);
-        weights->arrange(options.weights, resolved_threads(options.threads));
-        return std::make_unique<State>(weights, options);
+        auto state = std::make_unique<State>(weights, options);  // checks the options before the work
+        weights->arrange(options.weights, state->workers);
+        return state;
       }()) {}
 LlamaEngine::LlamaEngine(std::unique_ptr<State> state) : state_(std::move(state)) {}
 LlamaEngine::LlamaEngine(LlamaEngine&&) noexcept = default;

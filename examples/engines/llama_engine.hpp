@@ -31,6 +31,10 @@ struct LlamaOptions {
 /// difference how many rows a step has, where they lie, whether a token was prefilled, evaluated in a chain or
 /// committed from a tree, and how many threads there are. So decoding satisfies the exactness axiom.
 ///
+/// Packed weights (Q8_0, Q4_0, Q4_1) meet activations that are rounded to signed bytes, 32 with a common scale; all
+/// other types meet floats. What an engine keeps in memory besides the file: packed weights in another order, and
+/// weights that were converted.
+///
 /// After construction no call allocates. Calls are not thread-safe; forks are independent.
 class LlamaEngine {
  public:

@@ -2,9 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
-
-#include "engines/workers.hpp"
 
 #include "lookahead/errors.hpp"
 
@@ -52,22 +49,23 @@ const float* LlamaWeights::vector(const std::string& name, int n) {
 }
 
 void LlamaWeights::embed(std::int32_t token, float* out) const {
-  const std::size_t columns = size(embedding.columns), some = block_numbers(type_of(embedding));
+  const std::size_t columns = size(embedding.columns);
+  const WeightType type = type_of(embedding);
   decode_row(embedding.type, embedding.data + size(token) * embedding.stride, columns, out);
-  if (type_of(embedding) == embedding.type) return;
-  std::byte block[128];
-  for (std::size_t i = 0; i < columns; i += some) {
-    encode_row(type_of(embedding), out + i, some, block);
-    decode_row(type_of(embedding), block, some, out + i);
+  if (type == embedding.type) return;
+  std::byte block[block_size * sizeof(float)];
+  for (std::size_t i = 0; i < columns; i += block_size) {
+    const std::size_t some = std::min(columns - i, size(block_size));
+    encode_row(type, out + i, some, block);
+    decode_row(type, block, some, out + i);
   }
 }
 
-void LlamaWeights::arrange(std::optional<WeightType> type, int threads) {
+void LlamaWeights::arrange(std::optional<WeightType> type, Workers& workers) {
   type_ = type;
   std::vector<Matrix*> matrices{&output};
   for (LlamaLayer& l : layers)
     for (Matrix* m : {&l.query, &l.key, &l.value, &l.output, &l.gate, &l.up, &l.down}) matrices.push_back(m);
-  const auto is_packed = [](WeightType t) { return block_numbers(t) > 1; };
   std::erase_if(matrices, [&](Matrix* m) { return m->type == type_of(*m) && !is_packed(m->type); });
   std::size_t bytes = 0;
   const auto needed = [&](const Matrix& m) {  // whole cache lines; packed rows come in groups
@@ -86,7 +84,6 @@ void LlamaWeights::arrange(std::optional<WeightType> type, int threads) {
   }
   arranged_ = Floats(bytes / sizeof(float), true);
   auto* to = reinterpret_cast<std::byte*>(arranged_ + 0);
-  Workers workers(threads);
   for (Matrix* m : matrices) {
     const Matrix from = *m;
     *m = {to, row_bytes(type_of(from), size(from.columns)), type_of(from), from.outputs, from.columns};
@@ -96,18 +93,16 @@ void LlamaWeights::arrange(std::optional<WeightType> type, int threads) {
       std::byte* const target = to + size(first) * m->stride;
       std::vector<std::byte> converted;
       if (m->type != from.type) {
+        if (is_packed(m->type)) converted.resize(size(rows) * m->stride);
+        std::byte* const encoded = is_packed(m->type) ? converted.data() : target;
         std::vector<float> row(size(from.columns));
-        converted.resize(size(rows) * m->stride);
         for (int r = 0; r < rows; ++r) {
           decode_row(from.type, source + size(r) * from.stride, row.size(), row.data());
-          encode_row(m->type, row.data(), row.size(), converted.data() + size(r) * m->stride);
+          encode_row(m->type, row.data(), row.size(), encoded + size(r) * m->stride);
         }
-        source = converted.data();
+        source = encoded;
       }
-      if (is_packed(m->type))
-        interleave(m->type, source, rows, size(from.columns), target);
-      else
-        std::memcpy(target, source, size(rows) * m->stride);
+      if (is_packed(m->type)) interleave(m->type, source, rows, size(from.columns), target);
     });
     to += needed(*m);
   }

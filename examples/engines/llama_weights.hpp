@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <optional>
-#include <span>
 #include <string>
 #include <string_view>
 #include <unordered_set>
@@ -13,6 +12,7 @@
 #include "engines/floats.hpp"
 #include "engines/gguf.hpp"
 #include "engines/kernels.hpp"
+#include "engines/workers.hpp"
 
 namespace lookahead::engines {
 
@@ -22,17 +22,17 @@ struct LlamaLayer {
 };
 
 /// The sizes and weights of a model, checked: shapes fit, nothing is missing, nothing is left over. Weights lie in the
-/// file, which it shares, until they are arranged.
+/// file, which it shares; what is converted or interleaved lies in memory besides.
 struct LlamaWeights {
   /// Throws `ModelFileError` where the file is no complete Llama model.
   explicit LlamaWeights(const GgufFile& source);
   LlamaWeights(const LlamaWeights&) = delete;
   LlamaWeights& operator=(const LlamaWeights&) = delete;
 
-  /// Converts the weights to `type` (nothing: they stay as they are) and interleaves packed ones, on so many threads:
-  /// all matrices but the embedding are then as `Kernels::multiply` takes them. Types of single numbers that the file
-  /// already has stay in the file. Call it once. Throws `InvalidArgument` where rows do not fill the blocks of `type`.
-  void arrange(std::optional<WeightType> type, int threads);
+  /// Converts the weights to `type` (nothing: they stay as they are) and interleaves packed ones: all matrices but the
+  /// embedding are then as `Kernels::multiply` takes them. Types of single numbers that the file already has stay in
+  /// the file. Call it once. Throws `InvalidArgument` where rows do not fill the blocks of `type`.
+  void arrange(std::optional<WeightType> type, Workers& workers);
 
   /// out[0..width) = the embedding of a token, in the type that the weights were converted to.
   void embed(std::int32_t token, float* out) const;
@@ -43,7 +43,7 @@ struct LlamaWeights {
   int head = 0, rope = 0;        ///< numbers of a head, and how many of them are rotated
   float epsilon = 0;
   double frequency_base = 0;
-  bool packed = false;       ///< whether any matrix has a packed type
+  bool packed = false;       ///< once arranged: whether any matrix but the embedding has a packed type
   Matrix embedding, output;  ///< the embedding in rows, as a file stores it
   const float *output_norm = nullptr, *frequency_factors = nullptr;
   std::vector<LlamaLayer> layers;

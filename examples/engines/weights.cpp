@@ -106,7 +106,7 @@ void decode_block(WeightType type, const std::byte* from, float* out) {
     const bool offset = type == WeightType::q4_1;
     const unsigned pair = load<std::uint8_t>(from + (offset ? 4 : 2) + j % 16);
     const int q = static_cast<int>(j < 16 ? pair & 15U : pair >> 4);
-    // One rounding, as in the fused operation of the vector kernels.
+    // One rounding: d * q is exact in a float, whether fused or not.
     out[j] = offset ? std::fma(d, static_cast<float>(q), from_half(load<std::uint16_t>(from + 2)))
                     : d * static_cast<float>(q - 8);
   }
@@ -160,14 +160,13 @@ void encode_row(WeightType type, const float* numbers, std::size_t columns, std:
 void interleave(WeightType type, const std::byte* from, int rows, std::size_t columns, std::byte* to) {
   const std::size_t blocks = columns / 32, bytes = block_bytes(type), halves = type == WeightType::q4_1 ? 2 : 1;
   const std::size_t words = (bytes - 2 * halves) / 4;
-  std::byte* const scales = to + blocks * words * 4 * interleaved;
-  std::memset(to, 0, blocks * bytes * interleaved);
+  std::byte* const numbers = to + blocks * 2 * halves * interleaved;
   for (std::size_t r = 0; r < static_cast<std::size_t>(rows); ++r)
     for (std::size_t b = 0; b < blocks; ++b, from += bytes) {
       for (std::size_t h = 0; h < halves; ++h)
-        std::memcpy(scales + ((b * halves + h) * interleaved + r) * 2, from + 2 * h, 2);
+        std::memcpy(to + ((b * halves + h) * interleaved + r) * 2, from + 2 * h, 2);
       for (std::size_t w = 0; w < words; ++w)
-        std::memcpy(to + ((b * words + w) * interleaved + r) * 4, from + 2 * halves + 4 * w, 4);
+        std::memcpy(numbers + ((b * words + w) * interleaved + r) * 4, from + 2 * halves + 4 * w, 4);
     }
 }
 

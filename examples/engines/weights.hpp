@@ -28,7 +28,10 @@ enum class WeightType : std::uint32_t { f32 = 0, f16 = 1, q4_0 = 2, q4_1 = 3, q8
   return columns / block_numbers(type) * block_bytes(type);
 }
 
-/// out[0..columns) = the numbers of a row. Plain code, for loading and for checks.
+/// Whether a type packs numbers in blocks.
+[[nodiscard]] inline bool is_packed(WeightType type) { return block_numbers(type) > 1; }
+
+/// out[0..columns) = the numbers of a row. Plain code, for loading, embeddings and checks.
 void decode_row(WeightType type, const std::byte* row, std::size_t columns, float* out);
 
 /// Stores numbers as a row, each rounded to the nearest that the type can hold (to even on ties, beyond the range to
@@ -39,8 +42,9 @@ void encode_row(WeightType type, const float* numbers, std::size_t columns, std:
 inline constexpr int interleaved = 16;
 
 /// Rearranges `rows` rows of packed weights, at most `interleaved`, so that vectors hold numbers of different rows:
-/// for each block and each four bytes of its numbers, those four of every row; behind all blocks, for each, the scales
-/// d of every row (Q4_1: then the offsets m). It takes `interleaved` times the bytes of a row; absent rows stay zeros.
+/// for each block the scales d of every row (Q4_1: then the offsets m); behind all scales, for each block and each four
+/// bytes of its numbers, those four of every row. It takes `interleaved` times the bytes of a row; of absent rows
+/// nothing is written.
 void interleave(WeightType type, const std::byte* from, int rows, std::size_t columns, std::byte* to);
 
 }  // namespace lookahead::engines
