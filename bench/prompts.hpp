@@ -23,6 +23,7 @@ namespace lookahead::bench {
 using Tokens = std::vector<std::int32_t>;
 
 /// The prompts of a folder, one a file, in the order of their names, and one engine a thread to decode them with.
+/// Weights are F32, so that texts, and what can be guessed of them, hardly depend on the processor's kernels.
 class PromptSet {
  public:
   /// Throws `ModelFileError` for a model that cannot be used, `InvalidArgument` for a folder without prompts.
@@ -32,7 +33,8 @@ class PromptSet {
     if (!std::filesystem::is_directory(folder))
       throw InvalidArgument("no folder '" + folder + "': pass --prompts a folder of prompts");
     for (const std::string& text : load_texts(folder)) prompts_.push_back(tokenizer.encode(text, tokenizer.add_bos()));
-    for (int t = 0; t < threads; ++t) engines_.emplace_back(file, engines::LlamaOptions{.threads = 1});
+    for (int t = 0; t < threads; ++t)
+      engines_.emplace_back(file, engines::LlamaOptions{.threads = 1, .weights = engines::WeightType::f32});
   }
 
   [[nodiscard]] std::size_t size() const { return prompts_.size(); }
