@@ -35,7 +35,8 @@ struct ModelOptions {
         ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
     app.add_option_function<std::string>(
            "--weights", [this](const std::string& name) { weights = parse_type(name); },
-           "Converts the weights when the model is loaded: f32, f16, bf16, q8_0, q4_0 or q4_1; default: as in the file")
+           "Converts the weights when the model is loaded: f32, f16, bf16, q8_0, q4_0 or q4_1 (the last three multiply "
+           "activations that are rounded to 8 bits); default: as in the file")
         ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   }
 

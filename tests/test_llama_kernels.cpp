@@ -90,7 +90,8 @@ TEST_CASE("products of packed weights are exact integers within a block, at the 
           if (halves == 4) std::memcpy(block + 2, &offset, 2);
           for (std::size_t i = halves; i < w.stride; ++i) {
             const std::byte ends[] = {std::byte{0x80}, std::byte{0x7F}, std::byte{0xFF}, std::byte{0}};
-            block[i] = round % 4 == 3 ? static_cast<std::byte>(random() & 0xFF) : ends[random() % (round % 4 + 1U)];
+            block[i] = round % 4 == 3 ? static_cast<std::byte>(random() & 0xFF)
+                                      : ends[random() % static_cast<unsigned>(round % 4 + 1)];
           }
         }
         interleave(type, w.stored.data(), 16, 32, w.arranged.data());
