@@ -8,8 +8,8 @@ data=$(mktemp -d)
 trap 'rm -r "$data"' EXIT
 mkdir -p "$out"
 
-# Measured: SmolLM2-135M-Instruct Q4_1 on two processor cores, by bench/tune. The other two are made up.
-cpu=1:1000,2:1055,3:1128,4:1174,6:1330,8:1594,12:2155,16:2802,24:4080,32:5383,48:7968,64:10549
+# Measured: SmolLM2-135M-Instruct Q4_1 on two processor cores, by an earlier bench/tune. The other two are made up.
+cpu=1:1000,2:1078,3:1078,4:1218,6:1441,8:1756,12:2700,16:3179,24:4572,32:5898,48:8178,64:10692
 bent=1:1000,8:1050,16:1150,32:1500,64:2400,128:4400
 flat=1:1000,32:1030,64:1080,128:1200
 
