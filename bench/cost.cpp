@@ -181,14 +181,12 @@ void print_llama_cpp(const std::string& path, const std::vector<int>& rows, int 
 
 int run(int argc, char** argv) {
   CLI::App app{
-      "The time T(rows) of a forward pass, all rows wanted, and its ratio to the larger of two limits of this machine, "
-      "measured beside it: bytes of weights / read bandwidth, and rows x multiply-adds / their peak in "
-      "registers. "
-      "That is the peak of float products, and for packed weights the peak of integer products with a scale for each "
-      "32. (Attention is floats in all types.) Choosing tokens is not part of it. By default on the bundled model, "
-      "inflated to 0.3B parameters. With --as-it-is, llama.cpp's times on the same file follow, where it was found "
-      "when "
-      "this was built."};
+      "The time T(rows) of a forward pass, all rows wanted, and its ratio to the larger of two limits of this "
+      "machine, measured beside it: bytes of weights / read bandwidth, and rows x multiply-adds / their peak in "
+      "registers. That is the peak of float products, and for packed weights the peak of integer products with a "
+      "scale for each 32. (Attention is floats in all types.) Choosing tokens is not part of it. By default on the "
+      "bundled model, inflated to 0.3B parameters. With --as-it-is, llama.cpp's times on the same file follow, "
+      "where it was found when this was built."};
   std::string model = "examples/models/cpython-6m-q8_0.gguf", set;
   std::vector<std::string> types = {"F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "F32"};
   std::vector<int> rows = {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64};

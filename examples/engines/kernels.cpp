@@ -1,5 +1,6 @@
-// Compiled once for each instruction set, with LOOKAHEAD_KERNELS naming the set. Includes no inline function of anybody
-// else: a copy of it compiled for a newer processor could end up in code that runs on an older one.
+// Compiled once for each instruction set, with LOOKAHEAD_KERNELS naming the set. Calls no inline function of anybody
+// else, unless it is always inlined: a copy of it compiled for a newer processor could end up in code that runs on an
+// older one.
 #include "engines/kernels.hpp"
 
 #include <cstring>
@@ -42,8 +43,6 @@ typedef float F __attribute__((vector_size(4 * lanes)));
 typedef std::int32_t I __attribute__((vector_size(4 * lanes)));
 
 std::size_t size(int n) { return static_cast<std::size_t>(n); }
-/// What padded(n) is, which is an inline function of others.
-std::size_t whole_blocks(int n) { return size((n + block_size - 1) / block_size * block_size); }
 
 template <class T>
 LOOKAHEAD_INLINE T load(const void* from) {
@@ -429,7 +428,7 @@ constexpr int quantised_bytes = sizeof(float) * quantised_floats;
 static_assert(minus_8_sum_at + 4 <= quantised_bytes);
 
 void quantise(float* x, int first, int last, int n) {
-  std::byte* to = reinterpret_cast<std::byte*>(x + whole_blocks(n)) + size(first / block_size) * quantised_bytes;
+  std::byte* to = reinterpret_cast<std::byte*>(x + padded(n)) + size(first / block_size) * quantised_bytes;
   for (int i = first; i < last; i += block_size, to += quantised_bytes) {
     I most = {};  // of the bits of magnitudes, which have the order of integers, with what is not a number at the end
     for (int v = 0; v < vectors; ++v) {
@@ -519,18 +518,17 @@ void multiply_packed(const Matrix& w, int first, int last, const float* x, std::
   const int tiles = (rows + packed_rows - 1) / packed_rows;
   const std::ptrdiff_t together = static_cast<std::ptrdiff_t>(interleaved * w.stride);
   for (int o = first / interleaved * interleaved; o < last; o += interleaved) {
-    Group group{w.data + size(o) * w.stride,
-                w.columns / block_size,
-                first > o ? first - o : 0,
-                last - o < interleaved ? last - o : interleaved,
-                nullptr,
-                nullptr};
+    const std::byte* const data = w.data + size(o) * w.stride;
     const std::ptrdiff_t behind = o + interleaved < w.outputs ? together : 0;
     for (int r = 0, some, tile = 0; tile < tiles; ++tile, r += some) {
       some = (rows - r + tiles - tile - 1) / (tiles - tile);
-      group.ahead = group.data + together + behind * tile / tiles;
-      group.end = group.data + together + behind * (tile + 1) / tiles;
-      const auto* const from = reinterpret_cast<const std::byte*>(x + size(r) * ldx + whole_blocks(w.columns));
+      const Group group{data,
+                        w.columns / block_size,
+                        first > o ? first - o : 0,
+                        last - o < interleaved ? last - o : interleaved,
+                        data + together + behind * tile / tiles,
+                        data + together + behind * (tile + 1) / tiles};
+      const auto* const from = reinterpret_cast<const std::byte*>(x + size(r) * ldx + padded(w.columns));
       float* const to = y + size(r) * ldy + size(o);
       with_rows<packed_rows>(some,
                              [&](auto n) { multiply_group<T, n.rows>(group, from, ldx * sizeof(float), to, ldy); });

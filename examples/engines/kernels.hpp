@@ -24,7 +24,9 @@ struct Matrix {
 inline constexpr int block_size = 32;
 
 /// `n` rounded up to whole blocks.
-constexpr std::size_t padded(int n) { return static_cast<std::size_t>((n + block_size - 1) / block_size * block_size); }
+[[gnu::always_inline]] constexpr std::size_t padded(int n) {
+  return static_cast<std::size_t>((n + block_size - 1) / block_size * block_size);
+}
 
 /// A block of activations in quantised form takes the place of so many floats.
 inline constexpr int quantised_floats = 12;
