@@ -7,6 +7,8 @@
 
 #if defined(__AVX2__)
 #include <immintrin.h>
+#elif defined(__x86_64__)
+#include <cpuid.h>
 #endif
 
 #ifndef LOOKAHEAD_KERNELS
@@ -751,7 +753,9 @@ std::span<const Kernels* const> available_kernels() {
 #if defined(__x86_64__)
   static const Kernels* const sets[] = {&avx512_kernels, &avx2_kernels, &portable_kernels};
   __builtin_cpu_init();
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  unsigned a = 0, b = 0, c = 0, d = 0;  // F16C by its bit: clang 14 does not know it by name
+  const bool f16c = __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+  const bool avx2 = f16c && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vnni");
   return std::span(sets).subspan(avx512 ? 0 : avx2 ? 1 : 2);
 #else
