@@ -8,8 +8,9 @@ data=$(mktemp -d)
 trap 'rm -r "$data"' EXIT
 mkdir -p "$out"
 
-# Measured: SmolLM2-135M-Instruct Q4_1 on two processor cores, by an earlier bench/tune. The other two are made up.
-cpu=1:1000,2:1078,3:1078,4:1218,6:1441,8:1756,12:2700,16:3179,24:4572,32:5898,48:8178,64:10692
+# Measured: SmolLM2-135M-Instruct Q4_1 on two processor cores, by bench/tune (docs/choosing-w-n-g.md has the command).
+# The other two are made up.
+cpu=1:1000,2:1055,3:1128,4:1174,6:1330,8:1594,12:2155,16:2802,24:4080,32:5383,48:7968,64:10549
 bent=1:1000,8:1050,16:1150,32:1500,64:2400,128:4400
 flat=1:1000,32:1030,64:1080,128:1200
 
@@ -60,7 +61,7 @@ plot [1:140] [0:12] "$data/curve-cpu" t "two processor cores, measured" lw 2 pt 
 set output "$out/gain.svg"
 set xlabel "rows of a step, at most; crosses: mean of as many rows as pay"
 set ylabel "modelled gain over plain decoding"
-plot [1.8:140] [0:] "$data/gain-flat-0" t "flat" lw 2 lc 3 pt 9 ps .6, "$data/gain-flat-7" t "flat, window (7, 4)" lc 3 dt 2 pt 0, \
+plot [1.8:140] [0:11] "$data/gain-flat-0" t "flat" lw 2 lc 3 pt 9 ps .6, "$data/gain-flat-7" t "flat, window (7, 4)" lc 3 dt 2 pt 0, \
   "$data/gain-bent-0" t "bent" lw 2 lc 2 pt 5 ps .6, "$data/gain-bent-7" t "bent, window (7, 4)" lc 2 dt 2 pt 0, \
   "$data/gain-cpu-0" t "two cores" lw 2 lc 1 pt 7 ps .6, "$data/gain-cpu-7" t "two cores, window (7, 4)" lc 1 dt 2 pt 0, \
   "$data/chosen-flat" w points lc 3 pt 2 ps 1.5 lw 2 not, "$data/chosen-bent" w points lc 2 pt 2 ps 1.5 lw 2 not, \
